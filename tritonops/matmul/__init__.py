@@ -1,0 +1,5 @@
+"""Matrix products."""
+
+from .api import linear, matmul
+
+__all__ = ["linear", "matmul"]
