@@ -4,8 +4,10 @@ from .dispatch.explain import explain, variants
 from .dispatch.memo import clear_cache
 from .dispatch.override import use
 from .dispatch.record import record
+from .embedding.api import embedding
 from .errors import TableError, TritonOpsError, TritonOpsWarning, VariantUnavailable
 from .matmul.api import linear, matmul
+from .norm.api import layer_norm, rms_norm
 
 __version__ = "0.1.0"
 
@@ -15,10 +17,13 @@ __all__ = [
     "TritonOpsWarning",
     "VariantUnavailable",
     "clear_cache",
+    "embedding",
     "explain",
+    "layer_norm",
     "linear",
     "matmul",
     "record",
+    "rms_norm",
     "use",
     "variants",
 ]

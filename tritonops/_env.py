@@ -38,7 +38,7 @@ def cache_dir() -> Path:
     if value:
         return Path(value)
     xdg = os.environ.get("XDG_CACHE_HOME")
-    if xdg:
+    if xdg and os.path.isabs(xdg):  # "must be absolute", else ignored: XDG Base Directory Specification 0.8
         return Path(xdg) / "tritonops"
     try:
         return Path.home() / ".cache" / "tritonops"

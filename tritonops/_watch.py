@@ -18,6 +18,16 @@ DIRECT, FUNCTION, OP = 0, 1, 2
 _PLAIN = (torch.Tensor, torch.nn.Parameter)
 
 
+def watched() -> bool:
+    """Whether a mode, the profiler or a tracer looks at the operators that are called."""
+    if torch._C._len_torch_dispatch_stack() or _compat.profiler_active() or torch._C._is_tracing():
+        return True
+    # torch.set_default_device pushes a DeviceContext, which watches nothing.
+    return bool(torch._C._len_torch_function_stack()) and not all(
+        isinstance(mode, DeviceContext) for mode in _get_current_function_mode_stack()
+    )
+
+
 def route(*tensors: torch.Tensor | None) -> int:
     """DIRECT, FUNCTION or OP for a call on these tensors."""
     if torch.compiler.is_compiling():
@@ -29,13 +39,11 @@ def route(*tensors: torch.Tensor | None) -> int:
         if type(t) not in _PLAIN or t.is_meta:
             return OP
         grad = grad or t.requires_grad
-    if torch._C._len_torch_dispatch_stack() or _compat.profiler_active() or torch._C._is_tracing():
+    # An operator has no rule for func.grad; the Function's forward calls the operator where somebody watches.
+    if _compat.functorch_active():
+        return FUNCTION
+    if watched():
         return OP
-    # torch.set_default_device pushes a DeviceContext, which watches nothing.
-    if torch._C._len_torch_function_stack() and not all(
-        isinstance(mode, DeviceContext) for mode in _get_current_function_mode_stack()
-    ):
-        return OP
-    if (grad and torch.is_grad_enabled()) or forward_ad._current_level >= 0 or _compat.functorch_active():
+    if (grad and torch.is_grad_enabled()) or forward_ad._current_level >= 0:
         return FUNCTION
     return DIRECT

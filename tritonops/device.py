@@ -18,7 +18,7 @@ _SHARED_BYTES = {
 }  # fmt: skip
 _CONSERVATIVE_SHARED_BYTES = 49152
 
-_NAME = re.compile(r"sm_(\d{2,3})-(\d{1,4})")
+_NAME = re.compile(r"sm_([1-9][0-9]{1,2})-([0-9]{1,4})")
 
 
 @dataclass(frozen=True, slots=True)
@@ -72,7 +72,8 @@ def _cuda_info(index: int) -> DeviceInfo:
         "cuda",
         f"sm_{p.major}{p.minor}",
         p.multi_processor_count,
-        int(getattr(p, "shared_memory_per_block_optin", 0)) or _SHARED_BYTES.get(p.major * 10 + p.minor, _CONSERVATIVE_SHARED_BYTES),
+        int(getattr(p, "shared_memory_per_block_optin", 0))
+        or _SHARED_BYTES.get(p.major * 10 + p.minor, _CONSERVATIVE_SHARED_BYTES),
         int(getattr(p, "L2_cache_size", 0)),
         p.name,
         index,
@@ -93,7 +94,7 @@ def named_device(name: str) -> DeviceInfo:
         ValueError: the name is not ``sm_<capability>-<SM count>``.
     """
     match = _NAME.fullmatch(name)
-    if not match:
+    capability, sms = (int(match[1]), int(match[2])) if match else (0, 0)
+    if not sms:
         raise ValueError(f"device: expected a name like 'sm_90-132' (architecture, SM count), got {name!r}")
-    capability, sms = int(match[1]), int(match[2])
     return DeviceInfo("cuda", f"sm_{capability}", sms, _SHARED_BYTES.get(capability, _CONSERVATIVE_SHARED_BYTES))

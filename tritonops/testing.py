@@ -74,37 +74,38 @@ def relative_error(got: torch.Tensor, oracle: torch.Tensor) -> float:
     return float(error / norm) if norm > 0 else float(error)
 
 
-def assert_close_to_oracle(
-    got: torch.Tensor,
-    oracle: torch.Tensor,
-    vendor: torch.Tensor,
-    *,
-    factor: float = 1.05,
-    slack: float | None = None,
-) -> None:
-    """Fail unless `got` is about as near to the float64 `oracle` as the `vendor`'s result is.
+def error_bound(vendor_error: float, result: torch.Tensor, factor: float = 1.05) -> float:
+    """The largest relative Frobenius error of `result` where the vendor's is `vendor_error`.
 
-    The bound is ``error(got) <= factor * error(vendor) + slack`` in relative Frobenius error.
+    ``factor`` times the vendor's, plus what two honest computations may differ by: one unit roundoff of the arithmetic
+    (2**-24; 2**-53 for float64) because sums run in different orders, and ``eps / sqrt(numel)`` of the result's dtype
+    because elements are rounded differently: an ulp for a single element, a thousandth of one for a million.
+    """
+    roundoff = 2.0**-53 if result.dtype is torch.float64 else 2.0**-24
+    return factor * vendor_error + roundoff + torch.finfo(result.dtype).eps / max(result.numel(), 1) ** 0.5
+
+
+def assert_close_to_oracle(
+    got: torch.Tensor, oracle: torch.Tensor, vendor: torch.Tensor, *, factor: float = 1.05
+) -> None:
+    """Fail unless `got` is about as near to the float64 `oracle` as the `vendor`'s result is: within `error_bound`.
 
     Args:
         got: the result under test; same shape as the oracle, same dtype as the vendor's result.
         oracle: the exact result in float64.
         vendor: torch's result for the same inputs.
-        slack: allowance for two roundings of few elements falling differently; ``eps / sqrt(numel)`` of the
-            result's dtype by default, so one element may differ by one ulp and a million by a thousandth of one.
 
     Raises:
         AssertionError: with both errors and the worst element.
     """
     if got.dtype != vendor.dtype:
         raise AssertionError(f"dtype {got.dtype}, the vendor's result has {vendor.dtype}")
-    if slack is None:
-        slack = torch.finfo(got.dtype).eps / max(got.numel(), 1) ** 0.5
     ours, theirs = relative_error(got, oracle), relative_error(vendor, oracle)
-    bound = factor * theirs + slack
+    bound = error_bound(theirs, got, factor)
     if not ours <= bound:
         raise AssertionError(
-            f"relative error {ours:.3e} exceeds {factor} x the vendor's {theirs:.3e} + {slack:.1e}; {_worst(got, oracle)}"
+            f"relative error {ours:.3e} exceeds {bound:.3e}, {factor} x the vendor's {theirs:.3e} and a rounding; "
+            f"{_worst(got, oracle)}"
         )
 
 

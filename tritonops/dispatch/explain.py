@@ -45,7 +45,13 @@ def _device(device: str | torch.device | None, args: tuple[Any, ...]) -> DeviceI
     if isinstance(device, str) and device.startswith("sm_"):
         return named_device(device)
     if device is not None:
-        return device_info(torch.device(device))
+        try:
+            return device_info(torch.device(device))
+        except (RuntimeError, AssertionError) as error:
+            why = str(error).strip().partition("\n")[0]
+            raise ValueError(
+                f"device: {device!r} is not here ({why}); a GPU that is not can be named, for example 'sm_90-132'"
+            ) from None
     for a in args:
         if isinstance(a, torch.Tensor) and a.device.type in ("cuda", "cpu"):
             return device_info(a.device)

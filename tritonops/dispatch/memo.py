@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
 from collections.abc import Callable, Hashable
 from typing import Any
@@ -23,6 +24,12 @@ _log = logging.getLogger("tritonops")
 _memo: cachetools.FIFOCache[Hashable, Choice] = cachetools.FIFOCache(maxsize=8192)
 _lock = threading.RLock()
 
+# Triton raises these as RuntimeError, for whatever kernel comes next; nothing runs in that CUDA context again.
+_BROKEN_CONTEXT = re.compile(
+    r"Triton Error \[CUDA\]: .*(device-side assert|illegal (memory access|instruction)|misaligned address|"
+    r"unspecified launch failure|launch timed out|uncorrectable)"
+)
+
 
 def serve(
     spec: OpSpec, key: Hashable, device: DeviceInfo, problem: Callable[[], Problem], args: tuple[Any, ...]
@@ -36,11 +43,16 @@ def serve(
     Raises:
         VariantUnavailable: a forced variant failed or cannot serve.
     """
-    choice = _memo.get(key)
+    # Not get(): it looks twice, and another thread may empty the memo between the two.
+    try:
+        choice = _memo[key]
+    except KeyError:
+        choice = None
     if choice is None:
         choice = _decide(spec, key, device, problem)
-    if record.active is not None:
-        record.active.add(choice.problem)
+    recorder = record.active
+    if recorder is not None:
+        recorder.add(choice.problem)
     while True:
         try:
             if device.kind == "cuda" and device.index != torch.cuda.current_device():
@@ -55,10 +67,10 @@ def serve(
 
 def _belongs_to_caller(error: Exception) -> bool:
     """Errors that another variant would meet as well: memory, bad ids, and a broken CUDA context."""
-    if isinstance(error, torch.OutOfMemoryError | IndexError | VariantUnavailable):
+    if isinstance(error, torch.OutOfMemoryError | MemoryError | IndexError | VariantUnavailable):
         return True
     sticky = getattr(torch, "AcceleratorError", None)
-    return sticky is not None and isinstance(error, sticky)
+    return (sticky is not None and isinstance(error, sticky)) or bool(_BROKEN_CONTEXT.search(str(error)))
 
 
 def _decide(spec: OpSpec, key: Hashable, device: DeviceInfo, problem: Callable[[], Problem]) -> Choice:
@@ -84,7 +96,8 @@ def _fall_through(spec: OpSpec, key: Hashable, choice: Choice, error: Exception)
             del _memo[stale]
     if override.forced(problem.flags, spec.name, spec.variants()) is not None:
         raise VariantUnavailable(
-            f"tritonops.{spec.name}: the forced variant {variant.id!r} failed on {device.name or device.table_name}: {why}"
+            f"tritonops.{spec.name}: the forced variant {variant.id!r} failed on "
+            f"{device.name or device.table_name}: {why}"
         ) from error
     following = _decide(spec, key, device, lambda: problem)
     store.warn_once(

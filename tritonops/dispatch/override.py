@@ -91,6 +91,67 @@ def _check_wish(argument: str, wish: object, op: str | None = None) -> str:
     return wish
 
 
+@dataclass(frozen=True, slots=True, eq=False)
+class _Wishes:
+    """The checked arguments of one use()."""
+
+    policy: int | None
+    variant: str | Mapping[str, str] | None
+    exclude: frozenset[str]
+    sm_budget: int | None
+
+    def over(self, bits: int) -> int:
+        """`bits` with these wishes changed."""
+        if self.policy is not None:
+            bits = bits & ~3 | self.policy
+        if self.sm_budget is not None:
+            bits = bits & ~(_BUDGET_MAX << _BUDGET_SHIFT) | self.sm_budget << _BUDGET_SHIFT
+        if self.variant is not None or self.exclude:
+            outer = overrides(bits)
+            forced = dict(outer.forced)
+            if isinstance(self.variant, str):
+                forced = {"": self.variant}
+            elif self.variant is not None:
+                forced.update(self.variant)
+            index = _intern(Overrides(tuple(sorted(forced.items())), outer.excluded | self.exclude))
+            bits = bits & ((1 << _OVERRIDE_SHIFT) - 1) | index << _OVERRIDE_SHIFT
+        return bits
+
+
+def _checked(policy: object, variant: object, exclude: object, sm_budget: object) -> _Wishes:
+    if policy is not None and policy not in POLICIES:
+        raise ValueError(f"use(): policy: expected one of {POLICIES}, got {policy!r}")
+    if sm_budget is not None:
+        if not isinstance(sm_budget, int) or isinstance(sm_budget, bool):
+            raise TypeError(f"use(): sm_budget: expected an int, got {type(sm_budget).__name__}")
+        if not 1 <= sm_budget <= _BUDGET_MAX:
+            raise ValueError(f"use(): sm_budget: expected 1 to {_BUDGET_MAX} SMs, got {sm_budget}")
+    wishes: str | dict[str, str] | None = None
+    if isinstance(variant, str):
+        wishes = _check_wish("variant", variant)
+    elif isinstance(variant, Mapping):
+        unknown = [op for op in variant if op not in REGISTRY]
+        if unknown:
+            raise ValueError(f"use(): variant: unknown op {unknown[0]!r}; ops are {sorted(REGISTRY)}")
+        wishes = {op: _check_wish("variant", wish, op) for op, wish in variant.items()}
+    elif variant is not None:
+        raise TypeError(f"use(): variant: expected a str or a dict of op to str, got {type(variant).__name__}")
+    if exclude is None:
+        names: Iterable[object] = ()
+    elif isinstance(exclude, str):
+        names = [exclude]
+    elif isinstance(exclude, Iterable):
+        names = exclude
+    else:
+        raise TypeError(f"use(): exclude: expected a str or several, got {type(exclude).__name__}")
+    return _Wishes(
+        None if policy is None else POLICIES.index(str(policy)),
+        wishes,
+        frozenset(_check_wish("exclude", n) for n in names),
+        sm_budget,
+    )
+
+
 def pack(
     policy: str | None = None,
     variant: str | Mapping[str, str] | None = None,
@@ -99,36 +160,19 @@ def pack(
     base: int = 0,
 ) -> int:
     """`base` with the given wishes changed. Raises ValueError or TypeError naming the argument."""
-    bits = base
-    if policy is not None:
-        if policy not in POLICIES:
-            raise ValueError(f"use(): policy: expected one of {POLICIES}, got {policy!r}")
-        bits = bits & ~3 | POLICIES.index(policy)
-    if sm_budget is not None:
-        if not isinstance(sm_budget, int) or isinstance(sm_budget, bool):
-            raise TypeError(f"use(): sm_budget: expected an int, got {type(sm_budget).__name__}")
-        if not 1 <= sm_budget <= _BUDGET_MAX:
-            raise ValueError(f"use(): sm_budget: expected 1 to {_BUDGET_MAX} SMs, got {sm_budget}")
-        bits = bits & ~(_BUDGET_MAX << _BUDGET_SHIFT) | sm_budget << _BUDGET_SHIFT
-    if variant is not None or exclude is not None:
-        outer = overrides(bits)
-        wishes = dict(outer.forced)
-        if isinstance(variant, str):
-            wishes = {"": _check_wish("variant", variant)}
-        elif isinstance(variant, Mapping):
-            for op, wish in variant.items():
-                if op not in REGISTRY:
-                    raise ValueError(f"use(): variant: unknown op {op!r}; ops are {sorted(REGISTRY)}")
-                wishes[op] = _check_wish("variant", wish, op)
-        elif variant is not None:
-            raise TypeError(f"use(): variant: expected a str or a dict of op to str, got {type(variant).__name__}")
-        excluded = outer.excluded
-        if exclude is not None:
-            names = [exclude] if isinstance(exclude, str) else list(exclude)
-            excluded = excluded | {_check_wish("exclude", n) for n in names}
-        index = _intern(Overrides(tuple(sorted(wishes.items())), excluded))
-        bits = bits & ((1 << _OVERRIDE_SHIFT) - 1) | index << _OVERRIDE_SHIFT
-    return bits
+    return _checked(policy, variant, exclude, sm_budget).over(base)
+
+
+# Those of the blocks that run now, outermost first. Blocks of several threads need not end in the order of a stack.
+_in_force: list[_Wishes] = []
+
+
+def _refresh() -> None:
+    global flags
+    bits = 0
+    for wishes in _in_force:
+        bits = wishes.over(bits)
+    flags = bits
 
 
 @contextlib.contextmanager
@@ -142,7 +186,7 @@ def use(
     """Change how variants are chosen, for the whole process, while the block runs; blocks nest.
 
     The backward of a call runs under the choice that was in force at its forward, whenever and on whatever
-    thread it runs.
+    thread it runs. Blocks that overlap on several threads all count, the one entered last first, until each ends.
 
     Args:
         policy: ``fast`` (default), ``deterministic`` (same bits from the same inputs) or ``batch_invariant``
@@ -155,15 +199,16 @@ def use(
     Raises:
         ValueError, TypeError: naming the argument.
     """
-    global flags
+    wishes = _checked(policy, variant, exclude, sm_budget)
     with _lock:
-        outer = flags
-        flags = pack(policy, variant, exclude, sm_budget, outer)
+        _in_force.append(wishes)
+        _refresh()
     try:
         yield
     finally:
         with _lock:
-            flags = outer
+            _in_force.remove(wishes)
+            _refresh()
 
 
 def effective(bits: int) -> int:

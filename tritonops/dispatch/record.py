@@ -62,7 +62,8 @@ def record(path: str | os.PathLike[str]) -> Iterator[Recorder]:
     """
     global active
     target = Path(path)
-    if target.is_dir() or not os.access(target.parent, os.W_OK):
+    replaceable = target.is_file() or not target.exists()
+    if not replaceable or not target.parent.is_dir() or not os.access(target.parent, os.W_OK):
         raise OSError(f"record(): path: {target} cannot be written")
     with _lock:
         if active is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -146,41 +147,51 @@ def _ranked_by_table(spec: OpSpec, problem: Problem, device: DeviceInfo, loaded:
     table = loaded.table
     if table is None:
         raise ValueError("no table")
-    own = tuple(spec.prefer(problem, device))
+    # Our own where no table ranks them come last of all: nothing says that they beat torch.
+    last = (*table.default, VENDOR, *spec.prefer(problem, device))
+    trusted = not table.published and not loaded.neighbour
     common: dict[str, Any] = {"table": table, "stale": loaded.stale}
+    unknown = []
+    if table.published:
+        unknown.append("how our variants compare with torch here: the table is published, not measured")
+    if loaded.neighbour:
+        unknown.append(f"how {device.name} differs from {', '.join(table.names)}")
     section, note = _section(table, problem)
     if section is None:
         reason = f"{table.path} has no section for {problem.dtype} {problem.layout}".rstrip()
-        return _Ranking((*table.default, *own, VENDOR), "table default", reason, **common)
-    unknown = [note] if note else []
+        ids = last if trusted else (VENDOR, *last)
+        return _Ranking(ids, "table default", reason, unknown=tuple(unknown), **common)
+    if note:
+        unknown.append(note)
     features = spec.all_features(problem, device)
-    outside = {
-        k: (features[k], low, high) for k, (low, high) in section.hull.items() if not low <= features[k] <= high
-    }
-    inside = {k: min(max(v, section.hull[k][0]), section.hull[k][1]) for k, v in features.items() if k in section.hull}
-    leaf, path = walk(section.tree, features | inside)
-    ids: tuple[str, ...] = (*leaf.use, *table.default, *own, VENDOR)
+    outside = [
+        f"{k}={features[k]} is outside [{low}, {high}]"
+        for k, (low, high) in section.hull.items()
+        if not low <= features[k] <= high
+    ]
+    if outside:
+        unknown.append(f"nothing was measured here: {', '.join(outside)}")
+    edge = {k: min(max(features[k], low), high) for k, (low, high) in section.hull.items()}
+    leaf, path = walk(section.tree, features | edge)
+    ids = (*leaf.use, *last)
     rule, reason = "table", f"{table.path} says so on {leaf.n} measured shapes"
     if table.published:
-        rule, reason = "published table", f"torch comes first: {table.provenance['source']} measured no vendor kernel"
-        unknown.append("how these variants compare with torch here: the table is published, not measured")
+        rule, reason = "published table", f"torch comes first: {table.provenance['source']} ranks our own variants only"
         ids = (VENDOR, *ids)
     elif outside:
-        text = ", ".join(f"{k}={v} is outside [{low}, {high}]" for k, (v, low, high) in outside.items())
-        unknown.append(f"nothing was measured here: {text}")
         rule = "outside the table"
         reason = "the nearest edge of the table says torch" if leaf.use[0] == VENDOR else "nothing was measured here"
         ids = (VENDOR, *ids)
-    elif loaded.neighbour and leaf.use[0] != VENDOR and (leaf.gain is None or leaf.gain < NEIGHBOUR_GAIN):
-        rule = "neighbour's table"
-        gain = "no gain on record" if leaf.gain is None else f"a gain of {leaf.gain:.2f}"
-        reason = f"the table was made on {', '.join(table.names)} and {leaf.use[0]} has {gain} there (1.10 is asked)"
-        ids = (VENDOR, *ids)
-    if loaded.neighbour:
-        unknown.append(f"how {device.name} differs from {', '.join(table.names)}")
-    return _Ranking(
-        ids, rule, reason, tuple(path), evidence=section.evidence, unknown=tuple(unknown), **common
-    )
+    elif loaded.neighbour and leaf.use[0] != VENDOR:
+        if leaf.gain is not None and leaf.gain >= NEIGHBOUR_GAIN:
+            # The gain is that of the first; nothing is known of the others.
+            ids = (leaf.use[0], VENDOR, *ids)
+        else:
+            rule = "neighbour's table"
+            gain = "no gain on record" if leaf.gain is None else f"a gain of {leaf.gain:g}"
+            reason = f"the table was made on {', '.join(table.names)}; {leaf.use[0]} has {gain} there (1.10 is asked)"
+            ids = (VENDOR, *ids)
+    return _Ranking(ids, rule, reason, tuple(path), evidence=section.evidence, unknown=tuple(unknown), **common)
 
 
 def _rank(spec: OpSpec, problem: Problem, device: DeviceInfo) -> _Ranking:
@@ -191,12 +202,12 @@ def _rank(spec: OpSpec, problem: Problem, device: DeviceInfo) -> _Ranking:
     if loaded.table is not None:
         return _ranked_by_table(spec, problem, device, loaded)
     if device.kind == "cpu":
-        return _Ranking((VENDOR,), "no GPU", "on the CPU torch's own kernels serve")
+        return _Ranking((VENDOR, *spec.prefer(problem, device)), "no GPU", "on the CPU torch's own kernels serve")
     own = tuple(spec.prefer(problem, device))
     return _Ranking(
         (VENDOR, *own),
         "no table",
-        f"no table for {device.table_name} was found, so torch serves",
+        f"no table for {device.table_name} was found, so torch comes first",
         unknown=(f"how our variants compare with torch on {device.table_name}: nothing was measured",),
     )
 
@@ -207,9 +218,23 @@ def choose(spec: OpSpec, problem: Problem, device: DeviceInfo) -> Decision:
     Raises:
         VariantUnavailable: a forced variant cannot serve, or every variant is excluded or illegal.
     """
-    variants = spec.variants()
     if problem.policy == "batch_invariant":
-        problem = spec.invariant(problem)
+        return _invariant(spec, problem, device)
+    return _choose(spec, problem, device)
+
+
+def _invariant(spec: OpSpec, problem: Problem, device: DeviceInfo) -> Decision:
+    """The choice for the problem that stands for every batch; the one at hand has no other to fall back to."""
+    decision = _choose(spec, dataclasses.replace(spec.invariant(problem), mode="eager"), device)
+    why = illegal(spec, spec.variants()[decision.variant], problem, device)
+    if why is not None:
+        head = "the variant of every batch cannot serve this one"
+        raise VariantUnavailable(_nothing_left(spec, problem, device, [(decision.variant, why)], head))
+    return dataclasses.replace(decision, problem=problem)
+
+
+def _choose(spec: OpSpec, problem: Problem, device: DeviceInfo) -> Decision:
+    variants = spec.variants()
     wish = override.forced(problem.flags, spec.name, variants)
     if wish is not None:
         return _forced(spec, problem, device, wish)
@@ -245,7 +270,8 @@ def _forced(spec: OpSpec, problem: Problem, device: DeviceInfo, wish: str) -> De
                     rejected=tuple(rejected),
                 )  # fmt: skip
             rejected.append((vid, why))
-    raise VariantUnavailable(_nothing_left(spec, problem, device, rejected, f"the forced variant {wish!r} cannot serve"))
+    head = f"the forced variant {wish!r} cannot serve"
+    raise VariantUnavailable(_nothing_left(spec, problem, device, rejected, head))
 
 
 def _nothing_left(

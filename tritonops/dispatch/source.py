@@ -87,7 +87,9 @@ def _relative_imports(tree: ast.Module, module: str, is_package: bool) -> Iterat
         parts = module.split(".")
         parts = parts[: len(parts) - node.level + is_package]
         if not parts:
-            raise ModuleNotFoundError(f"source_hash: {module}:{node.lineno} imports from above its package", name=module)
+            raise ModuleNotFoundError(
+                f"source_hash: {module}:{node.lineno} imports from above its package", name=module
+            )
         base = ".".join(parts + ([node.module] if node.module else []))
         for name in node.names:
             submodule = f"{base}.{name.name}"
@@ -117,7 +119,9 @@ def _write(node: object) -> str:
 
 def _without_docstring(node: ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef) -> list[ast.stmt]:
     first = node.body[0] if node.body else None
-    documented = isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str)
+    documented = (
+        isinstance(first, ast.Expr) and isinstance(first.value, ast.Constant) and isinstance(first.value.value, str)
+    )
     return node.body[1:] if documented else node.body
 
 

@@ -119,8 +119,13 @@ def stale_reasons(table: Table, device: DeviceInfo, spec: OpSpec) -> tuple[str, 
     kernels = {v.family: v.kernel for v in spec.variants().values() if v.kernel}
     for family, digest in table.kernels.items():
         name = kernels.get(family)
-        if name is not None and source.source_hash(name) != digest:
-            reasons.append(f"kernel {family!r} has changed since it was measured")
+        if name is None:
+            continue
+        try:
+            if source.source_hash(name) != digest:
+                reasons.append(f"kernel {family!r} has changed since it was measured")
+        except (OSError, ImportError, SyntaxError, ValueError):  # installed as bytecode only, or damaged
+            reasons.append(f"whether kernel {family!r} has changed cannot be told: its source cannot be read")
     return tuple(reasons)
 
 

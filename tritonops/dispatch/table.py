@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import json
 import math
 import os
@@ -19,13 +20,17 @@ from .problem import MODES, POLICIES
 SCHEMA = 1
 MAX_BYTES = 4 << 20
 MAX_DEPTH = 32
+_MAX_NESTING = 64
+# 2 million lists in a file of 4 MiB kept Python's JSON reader busy for 4 s; a tree of 20000 nodes has 30000.
+_MAX_CONTAINERS = 200_000
 _MAX_NODES = 20_000
 _MAX_INT = 2**53
 _OP = re.compile(r"[a-z][a-z0-9_]{0,39}")
-_ARCH = re.compile(r"(sm_\d{2,3}|gfx[0-9a-f]{3,5})")
+_ARCH = re.compile(r"(sm_[1-9][0-9]{1,2}|gfx[0-9a-f]{3,5})")
 _VARIANT = re.compile(r"[a-z0-9_]{1,40}(/[A-Za-z0-9_.+-]{1,60})?")
 _SHA = re.compile(r"[0-9a-f]{64}")
-_RAW = re.compile(r"raw/[A-Za-z0-9_.-]{1,100}")
+_RAW = re.compile(r"raw/[A-Za-z0-9_][A-Za-z0-9_.-]{0,99}")
+_TOOL = re.compile(r"[a-z][a-z0-9_-]{0,39}")
 _WHEN = {"dtype": str, "layout": str, "aligned": bool, "policy": str, "mode": str}
 
 
@@ -104,7 +109,7 @@ class _Reader:
         self.nodes = 0
 
     def fail(self, where: str, problem: str) -> TableError:
-        return TableError(self.file, where, problem)
+        return TableError(self.file, _plain(where), _plain(problem))
 
     def check(self, value: Any, kind: type, where: str) -> Any:
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
@@ -113,8 +118,10 @@ class _Reader:
 
     def text(self, value: Any, where: str, pattern: re.Pattern[str] | None = None) -> str:
         self.check(value, str, where)
-        if len(value) > 1000:
-            raise self.fail(where, "longer than 1000 characters")
+        if not 1 <= len(value) <= 1000:
+            raise self.fail(where, f"expected 1 to 1000 characters, got {len(value)}")
+        if not value.isprintable():
+            raise self.fail(where, "has characters that cannot be printed")
         if pattern is not None and not pattern.fullmatch(value):
             raise self.fail(where, f"{value[:60]!r} is not a valid name here")
         return str(value)
@@ -122,12 +129,12 @@ class _Reader:
     def integer(self, value: Any, where: str, low: int = 0, high: int = _MAX_INT) -> int:
         self.check(value, int, where)
         if not low <= value <= high:
-            raise self.fail(where, f"{value} is outside [{low}, {high}]")
+            raise self.fail(where, f"{_short(value)} is outside [{low}, {high}]")
         return int(value)
 
     def number(self, value: Any, where: str) -> float:
-        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-            raise self.fail(where, "expected a finite number")
+        if isinstance(value, bool) or not isinstance(value, int | float) or not abs(value) <= _MAX_INT:
+            raise self.fail(where, f"expected a number within +-{_MAX_INT}, got {_short(value)}")
         return float(value)
 
     def mapping(self, value: Any, where: str, required: set[str], optional: set[str]) -> dict[str, Any]:
@@ -136,7 +143,7 @@ class _Reader:
         if missing:
             raise self.fail(where, f"missing {sorted(missing)}")
         if unknown:
-            raise self.fail(where, f"unknown {sorted(map(str, unknown))[:5]}")
+            raise self.fail(where, f"unknown {sorted(k[:40] for k in unknown)[:5]}")
         return dict(value)
 
     def ids(self, value: Any, where: str, known: set[str]) -> tuple[str, ...]:
@@ -148,6 +155,15 @@ class _Reader:
             if v not in known:
                 raise self.fail(f"{where}[{i}]", f"unknown variant {v!r}")
         return tuple(value)
+
+    def variant(self, value: Any, where: str) -> None:
+        d = self.mapping(value, where, set(), {"meta", "options", "regs", "spill", "text"})
+        for k in d.keys() & {"meta", "options"}:
+            self.check(d[k], dict, f"{where}.{k}")
+        for k in d.keys() & {"regs", "spill"}:
+            self.integer(d[k], f"{where}.{k}")
+        if "text" in d:
+            self.text(d["text"], f"{where}.text", _SHA)
 
     def tree(self, value: Any, where: str, known: set[str], features: set[str], depth: int = 0) -> Leaf | Split:
         self.nodes += 1
@@ -174,7 +190,10 @@ class _Reader:
         d = self.mapping(value, where, {"when", "hull", "tree"}, {"evidence"})
         when = self.mapping(d["when"], f"{where}.when", set(), set(_WHEN))
         for k, v in when.items():
-            self.check(v, _WHEN[k], f"{where}.when.{k}")
+            if _WHEN[k] is bool:
+                self.check(v, bool, f"{where}.when.{k}")
+            elif k != "layout" or v != "":
+                self.text(v, f"{where}.when.{k}")
         if when.get("policy", "fast") not in POLICIES:
             raise self.fail(f"{where}.when.policy", f"expected one of {POLICIES}")
         if when.get("mode", "eager") not in MODES:
@@ -207,10 +226,16 @@ def parse(data: bytes, file: str, *, op: str, features: set[str], known: set[str
     r = _Reader(file)
     if len(data) > MAX_BYTES:
         raise r.fail("(file)", f"larger than {MAX_BYTES} bytes")
+    if data.count(b"[") + data.count(b"{") > _MAX_CONTAINERS:
+        raise r.fail("(file)", f"more than {_MAX_CONTAINERS} lists and objects")
     try:
-        value = json.loads(data.decode("utf-8"), object_pairs_hook=_no_duplicates)
+        value = json.loads(
+            data.decode("utf-8"), object_pairs_hook=_no_duplicates, parse_float=_finite, parse_constant=_finite
+        )
     except (ValueError, RecursionError) as error:
         raise r.fail("(file)", f"not valid JSON: {str(error)[:120] or type(error).__name__}") from None
+    if _nesting(value) > _MAX_NESTING:
+        raise r.fail("(file)", f"nested deeper than {_MAX_NESTING} levels")
     top = r.mapping(
         value,
         "(top)",
@@ -227,13 +252,15 @@ def parse(data: bytes, file: str, *, op: str, features: set[str], known: set[str
     )
     arch = r.text(device["arch"], "device.arch", _ARCH)
     sms = r.integer(device["sms"], "device.sms", 1, 4095)
-    r.check(device["names"], list, "device.names")
+    if not 1 <= len(r.check(device["names"], list, "device.names")) <= 64:
+        raise r.fail("device.names", "expected 1 to 64 names")
     names = tuple(r.text(n, f"device.names[{i}]") for i, n in enumerate(device["names"]))
     for k in device.keys() - {"arch", "sms", "names"}:
         r.number(device[k], f"device.{k}")
 
     made_with = r.check(top["made_with"], dict, "made_with")
     for k, v in made_with.items():
+        r.text(k, "made_with", _TOOL)
         if v is not None:
             r.text(v, f"made_with.{k}")
     provenance = r.mapping(top["provenance"], "provenance", {"kind"}, {"raw", "sha256", "source", "note"})
@@ -256,7 +283,7 @@ def parse(data: bytes, file: str, *, op: str, features: set[str], known: set[str
         r.text(vid, "variants", _VARIANT)
         if known is not None and vid not in known:
             raise r.fail("variants", f"unknown variant {vid!r}")
-        r.mapping(entry, f"variants.{vid}", set(), {"meta", "options", "regs", "spill", "text"})
+        r.variant(entry, f"variants.{vid}")
         listed.add(vid)
     usable = listed if known is None else listed & (known | {"vendor"})
 
@@ -270,6 +297,35 @@ def parse(data: bytes, file: str, *, op: str, features: set[str], known: set[str
     )
 
 
+def _short(value: object) -> str:
+    """A value for a message. An int of more than 4300 digits cannot be written out at all."""
+    if isinstance(value, int) and abs(value) > _MAX_INT:
+        return f"an integer of {value.bit_length()} bits"
+    return repr(value)[:40]
+
+
+def _plain(text: str) -> str:
+    """Text of a hostile file, fit for one line of a log."""
+    return "".join(c if c.isprintable() else "?" for c in text[:300])
+
+
+def _finite(literal: str) -> float:
+    """JSON has no NaN and no Infinity; Python's reader makes them of these words and of 1e999."""
+    number = float(literal)
+    if not math.isfinite(number):
+        raise ValueError(f"{literal[:20]} is not a finite number")
+    return number
+
+
+def _nesting(value: object) -> int:
+    level, depth = [value], 0
+    while level and depth <= _MAX_NESTING:
+        depth += 1
+        inner = [v.values() if isinstance(v, dict) else v for v in level if isinstance(v, dict | list)]
+        level = [v for values in inner for v in values]
+    return depth
+
+
 def _no_duplicates(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     out = dict(pairs)
     if len(out) != len(pairs):
@@ -281,22 +337,24 @@ def write_atomically(path: Path, data: bytes) -> None:
     """Write `path` in one step: a temporary file in the same directory, then os.replace.
 
     Readers see the old file or the new one, never a part; the last of several writers wins; a failure leaves the
-    old file and removes the temporary one. A symbolic link in the path is followed, so that the temporary file lies
-    on the target's file system.
+    old file and removes the temporary one. Symbolic links are followed, so that the temporary file lies on the target's
+    file system.
 
     Raises:
-        OSError: the directory cannot be made or written.
+        OSError: the directory cannot be made or written, or `path` is a device, a pipe or a directory.
     """
-    directory = Path(os.path.realpath(path.parent))
-    directory.mkdir(parents=True, exist_ok=True)
-    fd, temporary = tempfile.mkstemp(prefix=f".{path.name}.", suffix=".tmp", dir=directory)
+    target = Path(os.path.realpath(path))
+    if target.exists() and not target.is_file():
+        raise OSError(errno.EINVAL, "not a regular file", str(path))
+    target.parent.mkdir(parents=True, exist_ok=True)
+    fd, temporary = tempfile.mkstemp(prefix=f".{target.name[:100]}.", suffix=".tmp", dir=target.parent)
     try:
         with os.fdopen(fd, "wb") as f:
             f.write(data)
             f.flush()
             os.fsync(f.fileno())
         os.chmod(temporary, 0o644)
-        os.replace(temporary, directory / path.name)
+        os.replace(temporary, target)
     except BaseException:
         with contextlib.suppress(OSError):
             os.unlink(temporary)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -40,8 +42,8 @@ def _backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
 
 
 def _vmap(
-    info: Any, in_dims: tuple[int | None, ...], a: torch.Tensor, b: torch.Tensor, bias: Bias, out_dtype: OutDtype,
-    flags: int,
+    call: Callable[..., torch.Tensor], info: Any, in_dims: tuple[int | None, ...],
+    a: torch.Tensor, b: torch.Tensor, bias: Bias, out_dtype: OutDtype, flags: int,
 ) -> tuple[torch.Tensor, int]:  # fmt: skip
     """Batches of products: rows are folded where only `a` is batched, else a batched product; a batched bias is added."""
     a = a if in_dims[0] is None else a.movedim(in_dims[0], 0)
@@ -53,7 +55,7 @@ def _vmap(
         a = a.unsqueeze(0)
     inner = None if batched_bias else bias
     a2, b2, shape = fold(a, b)
-    out = product(a2, b2, inner, out_dtype, flags).view(shape)
+    out = call(a2, b2, inner, out_dtype, flags).view(shape)
     if batched_bias and bias is not None:
         rows = bias.movedim(in_dims[2], 0)
         out = out + rows.view(rows.shape[0], *[1] * (out.dim() - 2), rows.shape[1])
@@ -63,15 +65,19 @@ def _vmap(
 class _Matmul(torch.autograd.Function):
     @staticmethod
     def forward(a: torch.Tensor, b: torch.Tensor, bias: Bias, out_dtype: OutDtype, flags: int) -> torch.Tensor:
-        return execute(a, b, bias, out_dtype, flags)
+        return (_op if _watch.watched() else execute)(a, b, bias, out_dtype, flags)
 
     setup_context = staticmethod(_setup_context)
     backward = staticmethod(_backward)
-    vmap = staticmethod(_vmap)
+
+    @staticmethod
+    def vmap(info: Any, in_dims: tuple[int | None, ...], *args: Any) -> tuple[torch.Tensor, int]:
+        return _vmap(product, info, in_dims, *args)
 
 
 torch.library.register_autograd("tritonops::matmul", _backward, setup_context=_setup_context)
-torch.library.register_vmap("tritonops::matmul", _vmap)
+# An operator's rule calls the operator: autograd.Function is not available inside it.
+torch.library.register_vmap("tritonops::matmul", functools.partial(_vmap, _op))
 
 
 def product(a: torch.Tensor, b: torch.Tensor, bias: Bias, out_dtype: OutDtype, flags: int) -> torch.Tensor:

@@ -195,7 +195,10 @@ def _shared_bytes(meta: Mapping[str, Any], stages: int, problem: Problem) -> int
     m, n, k = meta["BLOCK_M"], meta["BLOCK_N"], meta["BLOCK_K"]
     operands = stages * (m + n) * k * _ITEMSIZE[problem.dtype]
     if "SUBTILE" not in meta:
-        return operands
+        # A flattened loop stages the output beside its operands: 262144 bytes for float32 128x128x64, 3 stages, where
+        # 16-bit operands are pipelined less and stay below the plain sum (sm_90, Triton 3.6 and 3.9).
+        flat = meta.get("FLATTEN", False) and _ITEMSIZE[problem.dtype] == 4
+        return operands + (m * n * _ITEMSIZE[problem.traits["out"]] if flat else 0)
     return operands + m * (n // 2 if meta["SUBTILE"] else n) * _ITEMSIZE[problem.traits["out"]] + 1024
 
 
@@ -228,20 +231,22 @@ def _requires_persistent(
 def _requires_tma(meta: Mapping[str, Any], stages: int, problem: Problem, device: DeviceInfo) -> str | None:
     if "x" in problem.layout:
         return "descriptors need one unit stride and rows that do not overlap"
-    if not problem.aligned:
+    if not problem.traits["operands_aligned"]:
         return "descriptors need pointers and row strides that are multiples of 16 bytes"
     return _requires_persistent(meta, stages, problem, device)
 
 
 def _requires_padded(problem: Problem, device: DeviceInfo) -> str | None:
-    if problem.aligned and "x" not in problem.layout:
-        return "the operands are aligned as they are"
+    if problem.aligned:
+        return "the operands and the output are aligned as they are"
     return _supported(problem, device) or _one_matrix(problem)
 
 
 def _requires_padded_tma(
     meta: Mapping[str, Any], stages: int, problem: Problem, device: DeviceInfo
 ) -> str | None:
+    if problem.traits["operands_aligned"]:
+        return "the operands are aligned as they are; tma_persistent stores a misaligned output as well"
     return _requires_padded(problem, device) or _fits(meta, stages, problem, device)
 
 

@@ -1,0 +1,5 @@
+"""Embedding lookup."""
+
+from .api import embedding
+
+__all__ = ["embedding"]
