@@ -174,7 +174,10 @@ def main() -> int:
         if reason:
             print(f"  Not run: {reason}.")
         else:
-            print("  Relative error against float64, beside torch's. Bound: 1.05 x torch's, plus a rounding.\n")
+            print(
+                "  Relative error against float64, beside torch's. Bound: 1.05 x torch's, plus the square root of the\n"
+                "  number of terms in float32 roundings, since the interpreter adds the rows of a tile one by one.\n"
+            )
             good = run_interpreter(ours, data) and good
     print(f"\n{'All is well.' if good else 'FAILED: see above.'}")
     return 0 if good else 1

@@ -95,7 +95,7 @@ def _poison(request: pytest.FixtureRequest):
 
 @pytest.fixture(autouse=True)
 def _no_silent_fall_through(request: pytest.FixtureRequest):
-    """A variant that fails is set aside with a warning and the next one answers: in tests of kernels that is a failure."""
+    """A variant that fails is set aside with a warning and the next answers: in tests of kernels that is a failure."""
     if _folder(request.path) not in _POISONED:
         yield
         return

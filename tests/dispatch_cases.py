@@ -125,7 +125,10 @@ def clean(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     monkeypatch.setattr(_compat, "triton_version", lambda: "3.6.0")
     monkeypatch.setattr(_compat, "ptxas_version", lambda capability: "12.8")
     monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # hundreds of tiny calls wait for each other's threads on a busy machine
     yield
+    torch.set_num_threads(threads)
     assert override.flags == 0
     tritonops.clear_cache()
 

@@ -51,7 +51,10 @@ CASES: dict[str, Callable[[torch.dtype, str], Operands]] = {
     "expanded-rows": _view(lambda t: t[:64].expand(40, 64)),
     "expanded-columns": _view(lambda t: t[:40, None].expand(40, 64)),
     "overlapping-rows": _view(lambda t: t.as_strided((40, 64), (16, 1))),
-    "expanded-b": lambda dtype, device: (_randn((40, 64), dtype, device), _randn((1, 48), dtype, device).expand(64, 48)),
+    "expanded-b": lambda dtype, device: (
+        _randn((40, 64), dtype, device),
+        _randn((1, 48), dtype, device).expand(64, 48),
+    ),
     "sliced-columns": lambda dtype, device: (
         _randn((40, 128), dtype, device)[:, 32:96],
         _randn((48, 128), dtype, device)[:, 32:96].mT,

@@ -66,7 +66,9 @@ def interpreter_reason() -> str | None:
         return "triton is not installed"
     numpy = minor(_version("numpy"))
     if numpy is not None and numpy >= (2, 4) and not triton_at_least(3, 7):
-        return f"the interpreter of Triton {triton_version()} fails with numpy {_version('numpy')} (it needs numpy < 2.4)"
+        return (
+            f"the interpreter of Triton {triton_version()} fails with numpy {_version('numpy')} (it needs numpy < 2.4)"
+        )
     return None
 
 
@@ -106,9 +108,12 @@ def ptxas_version(capability: int) -> str | None:
     if not has_triton():
         return None
     try:
-        from triton.backends.nvidia.compiler import get_ptxas
+        from triton.backends.nvidia import compiler
 
-        return str(get_ptxas(capability).version)
+        try:
+            return str(compiler.get_ptxas(capability).version)
+        except TypeError:  # Triton 3.4 and 3.5 have one ptxas for every capability
+            return str(compiler.get_ptxas().version)
     except Exception:  # a missing or broken assembler is reported where something is compiled
         return None
 

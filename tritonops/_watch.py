@@ -6,6 +6,9 @@ operators (a compiler, a dispatch or function mode, a tensor subclass, the profi
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import torch
 from torch.autograd import forward_ad
 from torch.overrides import _get_current_function_mode_stack
@@ -47,3 +50,17 @@ def route(*tensors: torch.Tensor | None) -> int:
     if (grad and torch.is_grad_enabled()) or forward_ad._current_level >= 0:
         return FUNCTION
     return DIRECT
+
+
+def travel(
+    tensors: tuple[torch.Tensor | None, ...],
+    arguments: tuple[Any, ...],
+    direct: Callable[..., Any],
+    function: type[torch.autograd.Function],
+    operator: Callable[..., Any],
+) -> Any:
+    """Make a call on `tensors` the way that `route` says: `direct`, through `function`, or through `operator`."""
+    way = route(*tensors)
+    if way == DIRECT:
+        return direct(*arguments)
+    return function.apply(*arguments) if way == FUNCTION else operator(*arguments)

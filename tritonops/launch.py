@@ -42,7 +42,9 @@ def capture() -> Iterator[list[LaunchRequest]]:
         _captured = outer
 
 
-def launch(jit_kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: Mapping[str, Any], options: Mapping[str, Any]) -> None:
+def launch(
+    jit_kernel: Any, grid: tuple[int, ...], args: tuple[Any, ...], meta: Mapping[str, Any], options: Mapping[str, Any]
+) -> None:
     """Run `jit_kernel` over `grid` with run-time arguments in the kernel's order, constexprs by name, and options.
 
     An empty grid launches nothing.

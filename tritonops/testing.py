@@ -74,19 +74,20 @@ def relative_error(got: torch.Tensor, oracle: torch.Tensor) -> float:
     return float(error / norm) if norm > 0 else float(error)
 
 
-def error_bound(vendor_error: float, result: torch.Tensor, factor: float = 1.05) -> float:
+def error_bound(vendor_error: float, result: torch.Tensor, factor: float = 1.05, terms: int = 1) -> float:
     """The largest relative Frobenius error of `result` where the vendor's is `vendor_error`.
 
-    ``factor`` times the vendor's, plus what two honest computations may differ by: one unit roundoff of the arithmetic
-    (2**-24; 2**-53 for float64) because sums run in different orders, and ``eps / sqrt(numel)`` of the result's dtype
-    because elements are rounded differently: an ulp for a single element, a thousandth of one for a million.
+    ``factor`` times the vendor's, plus what two honest computations may differ by: ``sqrt(terms)`` unit roundoffs of
+    the arithmetic (2**-24; 2**-53 for float64), because sums of that many terms run in different orders (Higham,
+    Accuracy and Stability of Numerical Algorithms, 2nd ed., section 4.2: random signs), and ``eps / sqrt(numel)`` of
+    the result's dtype, because elements are rounded differently: an ulp for one element, a thousandth for a million.
     """
-    roundoff = 2.0**-53 if result.dtype is torch.float64 else 2.0**-24
-    return factor * vendor_error + roundoff + torch.finfo(result.dtype).eps / max(result.numel(), 1) ** 0.5
+    arithmetic = (2.0**-53 if result.dtype is torch.float64 else 2.0**-24) * max(terms, 1) ** 0.5
+    return factor * vendor_error + arithmetic + torch.finfo(result.dtype).eps / max(result.numel(), 1) ** 0.5
 
 
 def assert_close_to_oracle(
-    got: torch.Tensor, oracle: torch.Tensor, vendor: torch.Tensor, *, factor: float = 1.05
+    got: torch.Tensor, oracle: torch.Tensor, vendor: torch.Tensor, *, factor: float = 1.05, terms: int = 1
 ) -> None:
     """Fail unless `got` is about as near to the float64 `oracle` as the `vendor`'s result is: within `error_bound`.
 
@@ -94,6 +95,7 @@ def assert_close_to_oracle(
         got: the result under test; same shape as the oracle, same dtype as the vendor's result.
         oracle: the exact result in float64.
         vendor: torch's result for the same inputs.
+        terms: length of the longest sum in the computation.
 
     Raises:
         AssertionError: with both errors and the worst element.
@@ -101,7 +103,7 @@ def assert_close_to_oracle(
     if got.dtype != vendor.dtype:
         raise AssertionError(f"dtype {got.dtype}, the vendor's result has {vendor.dtype}")
     ours, theirs = relative_error(got, oracle), relative_error(vendor, oracle)
-    bound = error_bound(theirs, got, factor)
+    bound = error_bound(theirs, got, factor, terms)
     if not ours <= bound:
         raise AssertionError(
             f"relative error {ours:.3e} exceeds {bound:.3e}, {factor} x the vendor's {theirs:.3e} and a rounding; "

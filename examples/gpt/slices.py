@@ -11,6 +11,8 @@ from torch import Tensor
 from .model import GPT, Ops
 from .training import step
 
+ROWS = 160
+
 
 class _Tap:
     """A model's ops that keep the operands and the output's gradient of each op's first call."""
@@ -32,7 +34,7 @@ class _Tap:
 
 
 def cut(model: GPT, ids: Tensor, targets: Tensor) -> dict[str, Tensor]:
-    """Operands of the first block's calls in one training step, cut to at most 160 rows and 136 columns."""
+    """Operands of the first block's calls in one training step, cut to at most ROWS rows and 136 columns."""
     tap, ops = _Tap(model.ops), model.ops
     model.ops = tap.ops
     try:
@@ -43,17 +45,17 @@ def cut(model: GPT, ids: Tensor, targets: Tensor) -> dict[str, Tensor]:
     x, weight, bias = tap.operands["linear"]
     rows, gain, shift = tap.operands["layer_norm"]
     token_ids, table = tap.operands["embedding"]
-    frequent = (token_ids.flatten() < 256).nonzero().flatten()[:160]
+    frequent = (token_ids.flatten() < 256).nonzero().flatten()[:ROWS]
 
     def scaled(grad: Tensor) -> Tensor:
         """Times a power of two, as a loss scaler does: a gradient's elements are too small for float16."""
         return grad * 2.0 ** -math.floor(math.log2(float(grad.abs().max())))
 
     slices = {
-        "linear x": x.flatten(0, -2)[:160, :104],
+        "linear x": x.flatten(0, -2)[:ROWS, :104],
         "linear weight": weight[:136, :104],
         "linear bias": bias[:136],
-        "linear dy": scaled(tap.grads["linear"].flatten(0, -2)[:160, :136]),
+        "linear dy": scaled(tap.grads["linear"].flatten(0, -2)[:ROWS, :136]),
         "norm x": rows.flatten(0, -2)[:70],
         "norm weight": gain,
         "norm bias": shift,

@@ -29,7 +29,16 @@ def problems(op: str) -> list[tuple[tuple[Any, ...], dict[str, Any]]]:
         ]
     if op.startswith("layer_norm") or op.startswith("rms_norm"):
         out = []
-        for m, n in ((512, 64), (300, 256), (512, 1024), (256, 4096), (100, 5000), (64, 8192), (64, 12288), (16, 32768)):
+        for m, n in (
+            (512, 64),
+            (300, 256),
+            (512, 1024),
+            (256, 4096),
+            (100, 5000),
+            (64, 8192),
+            (64, 12288),
+            (16, 32768),
+        ):
             for dtype in (B, F):
                 x, w = _randn(m, n, dtype=dtype), _randn(n, dtype=dtype)
                 out.append(((x, w, _randn(n, dtype=dtype)) if op.startswith("layer") else (x, w), {}))

@@ -41,9 +41,9 @@ def test_gradient_error_is_at_most_torchs(variant, kind) -> None:
             w = torch.zeros(rows, width, device="cuda", dtype=dtype, requires_grad=True)
             dy = torch.randn(tokens, width, device="cuda").to(dtype)
             want = torch.zeros(rows, width, device="cuda", dtype=torch.float64).index_add_(0, ids, dy.double())
-            torchs, = torch.autograd.grad(F.embedding(ids, w), w, dy)
+            (torchs,) = torch.autograd.grad(F.embedding(ids, w), w, dy)
             with tritonops.use(variant={"embedding_backward": variant}):
-                got, = torch.autograd.grad(tritonops.embedding(ids, w), w, dy)
+                (got,) = torch.autograd.grad(tritonops.embedding(ids, w), w, dy)
             assert got.dtype is dtype
             bound = max(1.05 * relative_error(torchs, want), 0.5 * torch.finfo(dtype).eps, 3e-6)
             assert relative_error(got, want) <= bound, (dtype, tokens)
@@ -54,7 +54,7 @@ def test_padding_row_gets_no_gradient(variant) -> None:
     ids = _ids("zipf", 5000, 300)
     w = torch.zeros(300, 64, device="cuda", dtype=torch.bfloat16, requires_grad=True)
     with tritonops.use(variant={"embedding_backward": variant}):
-        got, = torch.autograd.grad(tritonops.embedding(ids, w, 0).float().sum(), w)
+        (got,) = torch.autograd.grad(tritonops.embedding(ids, w, 0).float().sum(), w)
     counts = torch.bincount(ids, minlength=300).float()
     counts[0] = 0
     assert torch.equal(got.float(), counts[:, None].expand(300, 64).bfloat16().float())

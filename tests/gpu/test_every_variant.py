@@ -7,9 +7,9 @@ import re
 
 import pytest
 import torch
-from gpu.problems import problems
 
 import tritonops
+from gpu.problems import problems
 from tritonops.device import device_info
 from tritonops.dispatch import select
 from tritonops.dispatch.variant import REGISTRY

@@ -6,9 +6,9 @@ import warnings
 
 import pytest
 import torch
-from matmul_cases import CASES
 
 import tritonops
+from matmul_cases import CASES
 from tritonops.device import device_info
 from tritonops.dispatch import select
 from tritonops.dispatch.variant import REGISTRY
@@ -88,7 +88,10 @@ def test_batch_invariant_rows_do_not_depend_on_the_batch(layout, dtype) -> None:
 @pytest.mark.parametrize("family", FAMILIES)
 def test_cuda_graph_replays_on_new_data(family) -> None:
     shape = (256, 511, 131) if family == "padded" else (256, 512, 128)
-    a, b = (torch.randn(shape[0], shape[1], device="cuda").half(), torch.randn(shape[1], shape[2], device="cuda").half())
+    a, b = (
+        torch.randn(shape[0], shape[1], device="cuda").half(),
+        torch.randn(shape[1], shape[2], device="cuda").half(),
+    )
     with tritonops.use(variant=family):
         tritonops.matmul(a, b)
         graph = torch.cuda.CUDAGraph()

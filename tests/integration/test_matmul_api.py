@@ -65,6 +65,16 @@ def test_linear_is_torchs() -> None:
     assert torch.allclose(tritonops.linear(x, w[0]), F.linear(x, w[0]), atol=1e-6)
 
 
+def test_gradients_lie_as_their_operands_do() -> None:
+    """A weight's gradient in another layout costs a copy and the optimizer's slow path."""
+    x, w = torch.randn(7, 4, requires_grad=True), torch.randn(5, 4, requires_grad=True)
+    gx, gw = torch.autograd.grad(tritonops.linear(x, w).sum(), (x, w))
+    assert gx.is_contiguous() and gw.is_contiguous()
+    column = torch.randn(4, 7).t().requires_grad_()
+    (gc,) = torch.autograd.grad(matmul(column, w.detach().t()).sum(), column)
+    assert gc.stride() == column.stride() and torch.allclose(gc, w.detach().sum(0).expand(7, 4))
+
+
 def test_only_wanted_gradients_are_computed(monkeypatch) -> None:
     served = []
     serve = memo.serve

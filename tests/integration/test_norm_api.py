@@ -475,3 +475,31 @@ def test_samples_make_up_their_problem(op) -> None:
             assert [a.shape for a in meta if isinstance(a, torch.Tensor)] == [
                 a.shape for a in args if isinstance(a, torch.Tensor)
             ]
+
+
+def test_vmap_of_the_operators() -> None:
+    x, w = torch.randn(3, 4, 8), torch.rand(8)
+    got = torch.func.vmap(lambda x: torch.ops.tritonops.layer_norm(x, w, None, 1, 1e-5, 0)[0])(x)
+    assert torch.allclose(got, F.layer_norm(x, (8,), w), atol=1e-6)
+    got = torch.func.vmap(lambda x: torch.ops.tritonops.rms_norm(x, w, 1, 1e-5, 0)[0])(x)
+    assert torch.allclose(got, F.rms_norm(x, (8,), w, 1e-5), atol=1e-6)
+    y, mean, rstd = torch.ops.tritonops.layer_norm(x, w, None, 1, 1e-5, 0)
+    stats = mean.view(3, 4), rstd.view(3, 4)
+    mask = [True, True, False]
+    got = torch.func.vmap(
+        lambda dy, x, mean, rstd: torch.ops.tritonops.layer_norm_backward(dy, x, mean, rstd, w, None, 1, 1e-5, mask, 0)[
+            0
+        ]
+    )(y, x, *stats)
+    want = torch.ops.tritonops.layer_norm_backward(y, x, mean, rstd, w, None, 1, 1e-5, mask, 0)[0]
+    assert torch.allclose(got, want, atol=1e-6)
+
+
+def test_transforms_under_the_profiler() -> None:
+    x = torch.randn(4, 8)
+    for norm in (tritonops.layer_norm, tritonops.rms_norm):
+        want = torch.func.grad(lambda x, norm=norm: norm(x).pow(3).sum())(x)
+        with torch.profiler.profile() as profile:
+            got = torch.func.grad(lambda x, norm=norm: norm(x).pow(3).sum())(x)
+        assert torch.equal(got, want)
+        assert any(e.key == f"tritonops::{norm.__name__}_backward" for e in profile.key_averages())

@@ -15,7 +15,7 @@ def test_a_variant_beyond_its_bound_fails_the_report(
 ):
     a, b = torch.randn(8, 16), torch.randn(16, 8)
     exact = (a.double() @ b.double(),)
-    case = interpreted.Case("matmul", torch.float32, lambda: (tritonops.matmul(a, b),), exact)
+    case = interpreted.Case("matmul", torch.float32, lambda: (tritonops.matmul(a, b),), exact, 16)
     tried = next(v for v in tritonops.variants("matmul") if v.family == "tiled")
     monkeypatch.setattr(interpreted, "cases", lambda slices, dtype: [case] if dtype == torch.float32 else [])
     monkeypatch.setattr(interpreted.tritonops, "variants", lambda op: [tried])

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from matmul_cases import CASES
 
 import tritonops
+from matmul_cases import CASES
 from tritonops.device import INTERPRETER
 from tritonops.dispatch import memo
 from tritonops.dispatch.select import illegal

@@ -326,14 +326,16 @@ def test_input_gradients_keep_their_bits_in_any_batch() -> None:
             assert torch.equal(part[0], whole[0][rows])
 
 
-def test_constant_rows_normalise_to_the_bias() -> None:
-    bias = torch.randn(33)
-    for value in (0.1, 1e4 / 3, 1e12 / 3, 1e30):
-        x = torch.full((5, 33), value)
+@pytest.mark.parametrize("n", [3, 33, 100])
+def test_constant_rows_normalise_to_the_bias(n: int) -> None:
+    bias = torch.randn(n)
+    for value in (0.1, 1e4 / 3, 1e12 / 3, 1e30 / 3):
+        problem = Forward("layer_norm", torch.full((5, n), value), torch.randn(n), bias, 1)
         for variant in [v for v in _ids("layer_norm") if v != "vendor"]:
-            got = _run(Forward("layer_norm", x, torch.randn(33), bias, 1), variant)
+            got = _run(problem, variant)
             if got is not None:
-                assert torch.equal(got[0], bias.expand(5, 33))
+                assert torch.equal(got[0], bias.expand(5, n))
+                assert torch.allclose(got[2], torch.full((5,), EPS**-0.5))
 
 
 @pytest.mark.filterwarnings("ignore:invalid value encountered:RuntimeWarning")
@@ -358,9 +360,9 @@ def test_a_bad_row_spoils_no_other() -> None:
 
 
 def test_row_offsets_beyond_int32() -> None:
-    # 4 GiB of address space, of which four pages are touched.
-    big = torch.empty(2**31 + 64, dtype=torch.float16).as_strided((2, 64), (2**31, 1))
-    big.copy_(_randn(2, 64))
+    # 4 GiB of address space, of which a few pages are touched; the stride itself fits 32 bits.
+    big = torch.empty(2**31 + 64, dtype=torch.float16).as_strided((3, 64), (2**30, 1))
+    big.copy_(_randn(3, 64))
     w = torch.randn(64)
     for problem, variant in (
         (Forward("layer_norm", big, w, w, 1), "rows/t1024-w4"),

@@ -5,10 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 import torch.nn.functional as F
-from reports.support import err, ln64
 from torch.utils.checkpoint import checkpoint
 
 import tritonops
+from reports.support import err, ln64
 
 
 @pytest.mark.parametrize("rows", [1, 30, 3000])
@@ -44,7 +44,7 @@ def test_aut_07_second_derivatives(torch_dev) -> None:
 def test_aut_07_embedding_is_linear(dev) -> None:
     w = torch.randn(5, 3, device=dev, requires_grad=True)
     v = torch.ones(2, 3, device=dev, requires_grad=True)
-    g, = torch.autograd.grad(tritonops.embedding(torch.tensor([1, 1], device=dev), w), w, v, create_graph=True)
+    (g,) = torch.autograd.grad(tritonops.embedding(torch.tensor([1, 1], device=dev), w), w, v, create_graph=True)
     g.sum().backward()
     assert v.grad.eq(1).all()
 
@@ -58,7 +58,10 @@ def test_aut_07_float32_second_derivative_of_the_norms(dev) -> None:
         (lambda x, w: tritonops.rms_norm(x, w, 1e-5), lambda x, w: F.rms_norm(x, (33,), w, 1e-5)),
     ):
         out = []
-        for fn, a, b in ((ours, x, w), (theirs, x.detach().double().requires_grad_(), w.detach().double().requires_grad_())):
+        for fn, a, b in (
+            (ours, x, w),
+            (theirs, x.detach().double().requires_grad_(), w.detach().double().requires_grad_()),
+        ):
             gx, gw = torch.autograd.grad(fn(a, b).pow(2).sum(), (a, b), create_graph=True)
             out.append(torch.autograd.grad(gx.pow(2).sum() + gw.pow(2).sum(), (a, b)))
         for got, want in zip(*out, strict=True):
@@ -107,11 +110,11 @@ def test_aut_12_checkpointing_survives_a_change_of_variant(dev, tmp_path, reques
             return tritonops.layer_norm(tritonops.matmul(x, w), None, None, 1e-5)
 
     plain = block(x)
-    want, = torch.autograd.grad(plain.float().pow(2).sum(), x)
+    (want,) = torch.autograd.grad(plain.float().pow(2).sum(), x)
     y = checkpoint(block, x, use_reentrant=False)
     tritonops.clear_cache()
     with tritonops.use(exclude=["tma_persistent", "tiled/32x64x32-g8-w4-s3"]):
-        got, = torch.autograd.grad(y.float().pow(2).sum(), x)
+        (got,) = torch.autograd.grad(y.float().pow(2).sum(), x)
     assert torch.isfinite(got).all()
     assert float((got - want).norm() / want.norm()) < 5e-2
 

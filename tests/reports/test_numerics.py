@@ -8,9 +8,9 @@ import sys
 import pytest
 import torch
 import torch.nn.functional as F
-from reports.support import err, grads, ln64
 
 import tritonops
+from reports.support import err, grads, ln64
 from tritonops.dispatch.variant import REGISTRY
 from tritonops.matmul.op import describe
 

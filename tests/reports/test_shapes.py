@@ -8,9 +8,9 @@ import sys
 import pytest
 import torch
 import torch.nn.functional as F
-from reports.support import err, grads
 
 import tritonops
+from reports.support import err, grads
 from tritonops.device import named_device
 from tritonops.dispatch.select import choose
 from tritonops.dispatch.variant import REGISTRY
@@ -51,9 +51,7 @@ def test_shp_07_any_rank(dev, shape) -> None:
     """flagos-ai/FlagGems#5392, #5490: the backward takes the row count from shape[0]."""
     x, w, b, g = torch.randn(shape), torch.randn(64), torch.randn(64), torch.randn(shape)
     want = grads(lambda x, w, b: F.layer_norm(x, (64,), w, b), g.double(), x.double(), w.double(), b.double())
-    got = grads(
-        lambda x, w, b: tritonops.layer_norm(x, w, b, 1e-5), g.to(dev), x.to(dev), w.to(dev), b.to(dev)
-    )
+    got = grads(lambda x, w, b: tritonops.layer_norm(x, w, b, 1e-5), g.to(dev), x.to(dev), w.to(dev), b.to(dev))
     for r, o in zip(want, got, strict=True):
         assert r.shape == o.shape and err(r, o.cpu()) < 2e-4
 

@@ -237,6 +237,8 @@ def test_the_planted_collapse_is_rejected_and_maxnreg_cures_it(device):
     c = compile_request(collapsing(), device)
     reason = screen(c.resources, c.shared, device)
     assert reason is not None and reason.startswith("register collapse: 32 registers with ")
+    quick = measure(c, spills=False, sass=False)
+    assert (quick.spill_stores, quick.sass) == (None, None) and screen(quick, c.shared, device) is not None
     assert c.resources.spill_stores > 5000 and c.resources.sass["STL"] > 1000
     cured = compile_request(collapsing(), device, options={"maxnreg": 255})
     assert screen(cured.resources, cured.shared, device) is None

@@ -10,6 +10,7 @@ import torch
 
 import tritonops
 from dispatch_cases import cuda, leaf, make_table, put, section
+from tritonops import _compat
 from tritonops.dispatch import override
 from tritonops.dispatch.select import choose
 
@@ -173,14 +174,19 @@ def test_an_ops_own_wish_comes_before_one_for_all(toys) -> None:
         assert (forced("toy"), forced("toy_backward")) == ("one", "one")
 
 
-def test_a_layer_norm_wish_reaches_its_backward() -> None:
+def test_a_layer_norm_wish_reaches_its_backward(clean) -> None:
     x = ((8, 64), (64,), (64,))
     with tritonops.use(variant={"layer_norm": "rows"}):
         for op in ("layer_norm", "layer_norm_backward"):
             got = tritonops.explain(op, *x, dtype=torch.float16, device="sm_90-132")
             assert (got.rule, got.variant.partition("/")[0]) == ("forced", "rows")
         assert tritonops.explain("rms_norm", *x[:2], dtype=torch.float16, device="sm_90-132").rule != "forced"
-    with tritonops.use(variant={"layer_norm": "liger"}):  # the backward alone owns it
+
+
+@pytest.mark.skipif(not _compat.has_liger(), reason="liger-kernel is not installed")
+def test_a_layer_norm_wish_that_the_backward_alone_owns(clean) -> None:
+    x = ((8, 64), (64,), (64,))
+    with tritonops.use(variant={"layer_norm": "liger"}):
         assert tritonops.explain("layer_norm", *x, dtype=torch.float16, device="sm_90-132").rule != "forced"
         got = tritonops.explain("layer_norm_backward", *x, dtype=torch.float16, device="sm_90-132")
         assert (got.rule, got.variant.partition("/")[0]) == ("forced", "liger")
@@ -255,7 +261,7 @@ def test_the_sm_budget_bounds_a_persistent_grid(budget, programs) -> None:
     from tritonops.dispatch.variant import REGISTRY, Choice
 
     spec, wish = REGISTRY["matmul"], "persistent/128x128x64-g8-w4-s3-p2"
-    if not tritonops._compat.has_triton():
+    if not _compat.has_triton():
         pytest.skip("triton is not installed")
     with tritonops.use(sm_budget=budget, variant={"matmul": wish}):
         got = tritonops.explain("matmul", (4096, 64), (64, 4096), dtype=torch.float16, device="sm_90-132")
@@ -306,7 +312,7 @@ def test_the_policy_reaches_the_problem_of_each_op(op) -> None:
     assert policy() == "fast"
 
 
-def test_atomic_additions_are_refused_under_torchs_deterministic_switch() -> None:
+def test_atomic_additions_are_refused_under_torchs_deterministic_switch(clean) -> None:
     def explain() -> str:
         return tritonops.explain("embedding_backward", (8,), (8, 8), dtype=torch.float32, device="sm_90-132").variant
 

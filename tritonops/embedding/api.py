@@ -96,10 +96,7 @@ torch.library.register_vmap("tritonops::embedding", functools.partial(_vmap, _op
 def lookup(weight: Tensor, indices: Tensor, padding_idx: int, scale_grad_by_freq: bool, flags: int) -> Tensor:
     """The differentiable lookup, travelling as _watch.route says."""
     args = (weight, indices, padding_idx, scale_grad_by_freq, flags)
-    way = _watch.route(weight, indices)
-    if way == _watch.DIRECT:
-        return execute(*args)
-    return _Embedding.apply(*args) if way == _watch.FUNCTION else _op(*args)
+    return _watch.travel((weight, indices), args, execute, _Embedding, _op)
 
 
 def _setup_context_backward(ctx: Any, inputs: tuple[Any, ...], output: Tensor) -> None:
@@ -179,10 +176,7 @@ def gradient(
 ) -> Tensor:
     """The differentiable gradient of the table [num_embeddings, D], travelling as _watch.route says."""
     args = (dy, indices, num_embeddings, padding_idx, scale_grad_by_freq, flags)
-    way = _watch.route(dy, indices)
-    if way == _watch.DIRECT:
-        return execute_backward(*args)
-    return _EmbeddingBackward.apply(*args) if way == _watch.FUNCTION else _op_backward(*args)
+    return _watch.travel((dy, indices), args, execute_backward, _EmbeddingBackward, _op_backward)
 
 
 def embedding(

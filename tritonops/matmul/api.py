@@ -15,7 +15,7 @@ from .op import NAME, Bias, OutDtype, execute, fold
 
 _op = torch.ops.tritonops.matmul.default
 
-_ACTIVATIONS = {
+_ACTIVATIONS: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "relu": F.relu,
     "silu": F.silu,
     "gelu": F.gelu,
@@ -35,31 +35,46 @@ def _backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     a, b = ctx.saved_tensors
     need_a, need_b, need_bias = ctx.needs_input_grad[:3]
     g = grad.to(a.dtype)
-    grad_a = product(g, b.mH, None, None, ctx.flags) if need_a else None
-    grad_b = product(a.mH, g, None, None, ctx.flags) if need_b else None
+    grad_a = _product_like(a, g, b.mH, ctx.flags) if need_a else None
+    grad_b = _product_like(b, a.mH, g, ctx.flags) if need_b else None
     grad_bias = grad.sum(tuple(range(grad.dim() - 1))).to(ctx.bias_dtype) if need_bias else None
     return grad_a, grad_b, grad_bias, None, None
 
 
+def _product_like(operand: torch.Tensor, left: torch.Tensor, right: torch.Tensor, flags: int) -> torch.Tensor:
+    """left @ right in the memory layout of `operand`, whose gradient it is.
+
+    A column-major operand (a weight's transpose) gets its gradient as the adjoint of right^H @ left^H: a weight's
+    gradient that is laid out otherwise is copied by autograd and sends torch's optimizers down their slow path.
+    """
+    if operand.stride(-2) == 1 and operand.stride(-1) != 1:
+        return product(right.mH, left.mH, None, None, flags).mH
+    return product(left, right, None, None, flags)
+
+
 def _vmap(
-    call: Callable[..., torch.Tensor], info: Any, in_dims: tuple[int | None, ...],
-    a: torch.Tensor, b: torch.Tensor, bias: Bias, out_dtype: OutDtype, flags: int,
-) -> tuple[torch.Tensor, int]:  # fmt: skip
-    """Batches of products: rows are folded where only `a` is batched, else a batched product; a batched bias is added."""
-    a = a if in_dims[0] is None else a.movedim(in_dims[0], 0)
-    b = b if in_dims[1] is None else b.movedim(in_dims[1], 0)
-    batched_bias = bias is not None and in_dims[2] is not None
-    if in_dims[0] is None and in_dims[1] is None:
+    call: Callable[..., torch.Tensor],
+    info: Any,
+    in_dims: tuple[int | None, ...],
+    a: torch.Tensor,
+    b: torch.Tensor,
+    bias: Bias,
+    out_dtype: OutDtype,
+    flags: int,
+) -> tuple[torch.Tensor, int]:
+    """Rows are folded where only `a` is batched, else it is a batched product; a batched bias is added after it."""
+    dim_a, dim_b, dim_bias = in_dims[:3]
+    a = a if dim_a is None else a.movedim(dim_a, 0)
+    b = b if dim_b is None else b.movedim(dim_b, 0)
+    # Where `a` brings no batch dimension it needs one to broadcast: for `b`'s, or for the bias's.
+    if dim_a is None and (dim_b is None or b.dim() == 4):
         a = a.unsqueeze(0)
-    elif in_dims[1] is not None and b.dim() == 4 and in_dims[0] is None:
-        a = a.unsqueeze(0)
-    inner = None if batched_bias else bias
     a2, b2, shape = fold(a, b)
-    out = call(a2, b2, inner, out_dtype, flags).view(shape)
-    if batched_bias and bias is not None:
-        rows = bias.movedim(in_dims[2], 0)
-        out = out + rows.view(rows.shape[0], *[1] * (out.dim() - 2), rows.shape[1])
-    return out, 0
+    if bias is None or dim_bias is None:
+        return call(a2, b2, bias, out_dtype, flags).view(shape), 0
+    out = call(a2, b2, None, out_dtype, flags).view(shape)
+    rows = bias.movedim(dim_bias, 0)
+    return out + rows.view(rows.shape[0], *[1] * (out.dim() - 2), rows.shape[1]), 0
 
 
 class _Matmul(torch.autograd.Function):
@@ -82,12 +97,7 @@ torch.library.register_vmap("tritonops::matmul", functools.partial(_vmap, _op))
 
 def product(a: torch.Tensor, b: torch.Tensor, bias: Bias, out_dtype: OutDtype, flags: int) -> torch.Tensor:
     """The differentiable product of 2-D or 3-D operands, travelling as _watch.route says."""
-    way = _watch.route(a, b, bias)
-    if way == _watch.DIRECT:
-        return execute(a, b, bias, out_dtype, flags)
-    if way == _watch.FUNCTION:
-        return _Matmul.apply(a, b, bias, out_dtype, flags)
-    return _op(a, b, bias, out_dtype, flags)
+    return _watch.travel((a, b, bias), (a, b, bias, out_dtype, flags), execute, _Matmul, _op)
 
 
 def _autocast(device_type: str, *tensors: torch.Tensor | None) -> list[torch.Tensor | None]:

@@ -40,9 +40,7 @@ def _check(a: torch.Tensor, b: torch.Tensor, bias: Bias, out_dtype: OutDtype) ->
         raise RuntimeError(f"tritonops.matmul(): batch sizes of 'a' and 'b' differ: {a.shape[0]} and {b.shape[0]}")
     _checks.same_dtype(NAME, a=a, b=b, bias=bias)
     if bias is not None and (bias.dim() != 1 or bias.shape[0] != b.shape[-1]):
-        raise RuntimeError(
-            f"tritonops.matmul(): expected 'bias' of shape ({b.shape[-1]},), got {tuple(bias.shape)}"
-        )
+        raise RuntimeError(f"tritonops.matmul(): expected 'bias' of shape ({b.shape[-1]},), got {tuple(bias.shape)}")
     if out_dtype is not None and out_dtype != a.dtype:
         if not (out_dtype is torch.float32 and a.dtype in (torch.float16, torch.bfloat16)):
             raise RuntimeError(

@@ -51,8 +51,13 @@ def matmul_tma_persistent_kernel(
         if SUBTILE:
             halves = tl.permute(tl.reshape(acc, (BLOCK_M, 2, BLOCK_N // 2)), (0, 2, 1))
             left, right = tl.split(halves)
-            _store(c, left, pid_m, pid_n * 2, M, N, stride_cm, bias_ptr, BLOCK_M, BLOCK_N // 2, STORE_TMA, HAS_BIAS, WIDE)
-            _store(c, right, pid_m, pid_n * 2 + 1, M, N, stride_cm, bias_ptr, BLOCK_M, BLOCK_N // 2, STORE_TMA, HAS_BIAS,
-                   WIDE)  # fmt: skip
+            _store(
+                c, left, pid_m, pid_n * 2, M, N, stride_cm, bias_ptr,
+                BLOCK_M, BLOCK_N // 2, STORE_TMA, HAS_BIAS, WIDE,
+            )  # fmt: skip
+            _store(
+                c, right, pid_m, pid_n * 2 + 1, M, N, stride_cm, bias_ptr,
+                BLOCK_M, BLOCK_N // 2, STORE_TMA, HAS_BIAS, WIDE,
+            )  # fmt: skip
         else:
             _store(c, acc, pid_m, pid_n, M, N, stride_cm, bias_ptr, BLOCK_M, BLOCK_N, STORE_TMA, HAS_BIAS, WIDE)

@@ -213,18 +213,14 @@ def _one_matrix(problem: Problem) -> str | None:
     return None if problem.dims["batch"] == 1 else "computes one matrix, not a batch"
 
 
-def _requires_tiled(
-    meta: Mapping[str, Any], stages: int, problem: Problem, device: DeviceInfo
-) -> str | None:
+def _requires_tiled(meta: Mapping[str, Any], stages: int, problem: Problem, device: DeviceInfo) -> str | None:
     reason = _supported(problem, device)
     if reason is None and problem.dims["batch"] > _MAX_GRID_Y:
         reason = f"takes batches up to {_MAX_GRID_Y}"
     return reason or _fits(meta, stages, problem, device)
 
 
-def _requires_persistent(
-    meta: Mapping[str, Any], stages: int, problem: Problem, device: DeviceInfo
-) -> str | None:
+def _requires_persistent(meta: Mapping[str, Any], stages: int, problem: Problem, device: DeviceInfo) -> str | None:
     return _supported(problem, device) or _one_matrix(problem) or _fits(meta, stages, problem, device)
 
 
@@ -242,9 +238,7 @@ def _requires_padded(problem: Problem, device: DeviceInfo) -> str | None:
     return _supported(problem, device) or _one_matrix(problem)
 
 
-def _requires_padded_tma(
-    meta: Mapping[str, Any], stages: int, problem: Problem, device: DeviceInfo
-) -> str | None:
+def _requires_padded_tma(meta: Mapping[str, Any], stages: int, problem: Problem, device: DeviceInfo) -> str | None:
     if problem.traits["operands_aligned"]:
         return "the operands are aligned as they are; tma_persistent stores a misaligned output as well"
     return _requires_padded(problem, device) or _fits(meta, stages, problem, device)

@@ -43,7 +43,7 @@ def norm_backward_rows_kernel(
         db = tl.zeros((SUM_ROWS, BLOCK_N), tl.float32)
 
     for first in tl.range(program * ROWS, M, tl.num_programs(0).to(tl.int64) * ROWS, num_stages=STAGES):
-        row = first + tl.arange(0, ROWS)
+        row = first + tl.arange(0, ROWS).to(tl.int64)
         row_ok = row < M
         ok = row_ok[:, None] & col_ok[None, :]
         dy = tl.load(DY + row[:, None] * stride_dy + col[None, :], mask=ok, other=0.0).to(tl.float32)

@@ -32,14 +32,11 @@ def norm_forward_rows_kernel(
     if CENTER:
         mean = tl.sum(x, 1) / N
         x = tl.where(ok, x - mean[:, None], 0.0)
-        # The rounding error of the mean is taken out again: Chan, Golub, LeVeque 1983, equation 1.7.
+        # The rounding error of the mean is taken out before the squares: Chan, Golub, LeVeque 1983, equation 1.7.
         shift = tl.sum(x, 1) / N
-        var = tl.sum(x * x, 1) / N - shift * shift
-        var = tl.where(var < 0.0, 0.0, var)
-        x -= shift[:, None]
+        x = tl.where(ok, x - shift[:, None], 0.0)
         tl.store(MEAN + row, mean + shift, mask=row_ok)
-    else:
-        var = tl.sum(x * x, 1) / N
+    var = tl.sum(x * x, 1) / N
     rstd = tl.div_rn(1.0, tl.sqrt_rn(var + eps))
     tl.store(RSTD + row, rstd, mask=row_ok)
     y = x * rstd[:, None]

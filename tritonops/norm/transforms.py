@@ -6,6 +6,7 @@ their gradients below, which travel as _watch.route says, so that transforms nes
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -150,7 +151,8 @@ def _rms_norm_second(ctx: Any, *cotangents: Optional) -> Grads:
 
 
 # vmap: the batch dimension goes first and joins the rows; batched parameters are applied outside the kernel, in the
-# dtype of the statistics, with one rounding.
+# dtype of the statistics, with one rounding. `norm` is the call that a rule makes: an operator's rule calls the
+# operator (autograd.Function is not available inside it), the Function's the routed one.
 
 
 def _front(t: Optional, dim: int | None) -> Optional:
@@ -217,79 +219,78 @@ def _vmap_backward(
 
 
 def _layer_norm_vmap(
-    info: Any, in_dims: tuple[int | None, ...], x: Tensor, weight: Optional, bias: Optional, ndim: int, eps: float,
+    norm: Callable[..., Any], info: Any, in_dims: tuple[int | None, ...],
+    x: Tensor, weight: Optional, bias: Optional, ndim: int, eps: float,
     flags: int,
 ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:  # fmt: skip
     def call(x: Tensor, weight: Optional, bias: Optional) -> tuple[Tensor, ...]:
-        return layer_norm(x, weight, bias, ndim, eps, flags)
+        return norm(x, weight, bias, ndim, eps, flags)
 
     return _vmap_forward(info.batch_size, x, weight, bias, in_dims[:3], ndim, call)
 
 
 def _rms_norm_vmap(
-    info: Any, in_dims: tuple[int | None, ...], x: Tensor, weight: Optional, ndim: int, eps: float, flags: int
+    norm: Callable[..., Any],
+    info: Any,
+    in_dims: tuple[int | None, ...],
+    x: Tensor,
+    weight: Optional,
+    ndim: int,
+    eps: float,
+    flags: int,
 ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:
     def call(x: Tensor, weight: Optional, bias: Optional) -> tuple[Tensor, ...]:
-        return rms_norm(x, weight, ndim, eps, flags)
+        return norm(x, weight, ndim, eps, flags)
 
     return _vmap_forward(info.batch_size, x, weight, None, (*in_dims[:2], None), ndim, call)
 
 
 def _layer_norm_backward_vmap(
-    info: Any, in_dims: tuple[int | None, ...], dy: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Optional,
+    norm: Callable[..., Any], info: Any, in_dims: tuple[int | None, ...],
+    dy: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Optional,
     bias_dtype: Dtype, ndim: int, eps: float, mask: Sequence[bool], flags: int,
 ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:  # fmt: skip
     def call(dy: Tensor, x: Tensor, mean: Tensor, rstd: Tensor, weight: Optional) -> Tensor:
         only_x = [True, False, False]
-        return layer_norm_gradients(dy, x, mean, rstd, weight, None, ndim, eps, only_x, flags)[0]
+        return norm(dy, x, mean, rstd, weight, None, ndim, eps, only_x, flags)[0]
 
     return _vmap_backward(info.batch_size, dy, x, mean, rstd, weight, bias_dtype, in_dims[:5], ndim, mask, call)
 
 
 def _rms_norm_backward_vmap(
-    info: Any, in_dims: tuple[int | None, ...], dy: Tensor, x: Tensor, rstd: Tensor, weight: Optional, ndim: int,
+    norm: Callable[..., Any], info: Any, in_dims: tuple[int | None, ...],
+    dy: Tensor, x: Tensor, rstd: Tensor, weight: Optional, ndim: int,
     eps: float, mask: Sequence[bool], flags: int,
 ) -> tuple[tuple[Tensor, ...], tuple[int, ...]]:  # fmt: skip
     def call(dy: Tensor, x: Tensor, mean: Optional, rstd: Tensor, weight: Optional) -> Tensor:
-        return rms_norm_gradients(dy, x, rstd, weight, ndim, eps, [True, False], flags)[0]
+        return norm(dy, x, rstd, weight, ndim, eps, [True, False], flags)[0]
 
     dims = (*in_dims[:2], None, *in_dims[2:4])
     return _vmap_backward(info.batch_size, dy, x, None, rstd, weight, None, dims, ndim, mask, call)
 
 
 def _function(
-    forward: Callable[..., Any], setup: Callable[..., Any], backward: Callable[..., Any], vmap: Callable[..., Any],
     name: str,
-) -> Any:  # fmt: skip
+    forward: Callable[..., Any],
+    routed: Callable[..., Any],
+    setup: Callable[..., Any],
+    backward: Callable[..., Any],
+    vmap: Callable[..., Any],
+) -> Any:
     """The autograd.Function of a rule set; the same rules are registered for the operator `name`."""
+    operator = getattr(_ops, name).default
 
     def call(*arguments: Any) -> Any:
-        return forward(*arguments)
+        return (operator if _watch.watched() else forward)(*arguments)
 
     torch.library.register_autograd(f"tritonops::{name}", backward, setup_context=setup)
-    torch.library.register_vmap(f"tritonops::{name}", vmap)
-    parts = {"forward": call, "setup_context": setup, "backward": backward, "vmap": vmap}
+    torch.library.register_vmap(f"tritonops::{name}", functools.partial(vmap, operator))
+
+    def routed_vmap(*arguments: Any) -> Any:
+        return vmap(routed, *arguments)
+
+    parts = {"forward": call, "setup_context": setup, "backward": backward, "vmap": routed_vmap}
     return type(f"_{name}", (torch.autograd.Function,), {k: staticmethod(f) for k, f in parts.items()})
-
-
-_LayerNorm = _function(op.execute_layer_norm, _layer_norm_setup, _layer_norm_backward, _layer_norm_vmap, "layer_norm")
-_LayerNormBackward = _function(
-    op.execute_layer_norm_backward, _layer_norm_backward_setup, _layer_norm_second, _layer_norm_backward_vmap,
-    "layer_norm_backward",
-)  # fmt: skip
-_RMSNorm = _function(op.execute_rms_norm, _rms_norm_setup, _rms_norm_backward, _rms_norm_vmap, "rms_norm")
-_RMSNormBackward = _function(
-    op.execute_rms_norm_backward, _rms_norm_backward_setup, _rms_norm_second, _rms_norm_backward_vmap,
-    "rms_norm_backward",
-)  # fmt: skip
-
-
-def _travel(way: int, arguments: tuple[Any, ...], direct: Any, function: Any, operator: Any) -> Any:
-    if way == _watch.DIRECT:
-        return direct(*arguments)
-    if way == _watch.FUNCTION:
-        return function.apply(*arguments)
-    return operator(*arguments)
 
 
 def layer_norm(
@@ -297,13 +298,13 @@ def layer_norm(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The differentiable (y, mean, rstd)."""
     arguments = (x, weight, bias, ndim, eps, flags)
-    return _travel(_watch.route(x, weight, bias), arguments, op.execute_layer_norm, _LayerNorm, _ops.layer_norm.default)
+    return _watch.travel((x, weight, bias), arguments, op.execute_layer_norm, _LayerNorm, _ops.layer_norm.default)
 
 
 def rms_norm(x: Tensor, weight: Optional, ndim: int, eps: float, flags: int) -> tuple[Tensor, Tensor]:
     """The differentiable (y, rstd)."""
     arguments = (x, weight, ndim, eps, flags)
-    return _travel(_watch.route(x, weight), arguments, op.execute_rms_norm, _RMSNorm, _ops.rms_norm.default)
+    return _watch.travel((x, weight), arguments, op.execute_rms_norm, _RMSNorm, _ops.rms_norm.default)
 
 
 def layer_norm_gradients(
@@ -311,15 +312,45 @@ def layer_norm_gradients(
     mask: Sequence[bool], flags: int,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """The differentiable (dx, dw, db)."""
-    arguments = (dy, x, mean, rstd, weight, bias_dtype, ndim, eps, mask, flags)
-    way = _watch.route(dy, x, weight, mean, rstd)
-    return _travel(way, arguments, op.execute_layer_norm_backward, _LayerNormBackward, _ops.layer_norm_backward.default)
+    return _watch.travel(
+        (dy, x, weight, mean, rstd),
+        (dy, x, mean, rstd, weight, bias_dtype, ndim, eps, mask, flags),
+        op.execute_layer_norm_backward,
+        _LayerNormBackward,
+        _ops.layer_norm_backward.default,
+    )
 
 
 def rms_norm_gradients(
     dy: Tensor, x: Tensor, rstd: Tensor, weight: Optional, ndim: int, eps: float, mask: Sequence[bool], flags: int
 ) -> tuple[Tensor, Tensor]:
     """The differentiable (dx, dw)."""
-    arguments = (dy, x, rstd, weight, ndim, eps, mask, flags)
-    way = _watch.route(dy, x, weight, rstd)
-    return _travel(way, arguments, op.execute_rms_norm_backward, _RMSNormBackward, _ops.rms_norm_backward.default)
+    return _watch.travel(
+        (dy, x, weight, rstd),
+        (dy, x, rstd, weight, ndim, eps, mask, flags),
+        op.execute_rms_norm_backward,
+        _RMSNormBackward,
+        _ops.rms_norm_backward.default,
+    )
+
+
+_LayerNorm = _function(
+    "layer_norm", op.execute_layer_norm, layer_norm, _layer_norm_setup, _layer_norm_backward, _layer_norm_vmap
+)
+_LayerNormBackward = _function(
+    "layer_norm_backward",
+    op.execute_layer_norm_backward,
+    layer_norm_gradients,
+    _layer_norm_backward_setup,
+    _layer_norm_second,
+    _layer_norm_backward_vmap,
+)
+_RMSNorm = _function("rms_norm", op.execute_rms_norm, rms_norm, _rms_norm_setup, _rms_norm_backward, _rms_norm_vmap)
+_RMSNormBackward = _function(
+    "rms_norm_backward",
+    op.execute_rms_norm_backward,
+    rms_norm_gradients,
+    _rms_norm_backward_setup,
+    _rms_norm_second,
+    _rms_norm_backward_vmap,
+)
