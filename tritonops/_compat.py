@@ -65,7 +65,9 @@ def interpreter_reason() -> str | None:
     if not has_triton():
         return "triton is not installed"
     numpy = minor(_version("numpy"))
-    if numpy is not None and numpy >= (2, 4) and not triton_at_least(3, 7):
+    if numpy is None:
+        return "numpy, which Triton's interpreter computes with, is not installed"
+    if numpy >= (2, 4) and not triton_at_least(3, 7):
         return (
             f"the interpreter of Triton {triton_version()} fails with numpy {_version('numpy')} (it needs numpy < 2.4)"
         )
