@@ -91,6 +91,12 @@ def functorch_active() -> bool:
     return torch._C._are_functorch_transforms_active()
 
 
+def functionalizing() -> bool:
+    """Whether the innermost functorch transform is functionalize, which has no rule for autograd.Function."""
+    stack = torch._C._functorch
+    return stack.peek_interpreter_stack().key() == stack.TransformType.Functionalize
+
+
 def profiler_active() -> bool:
     return torch._C._autograd._profiler_enabled()
 

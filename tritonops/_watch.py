@@ -44,7 +44,7 @@ def route(*tensors: torch.Tensor | None) -> int:
         grad = grad or t.requires_grad
     # An operator has no rule for func.grad; the Function's forward calls the operator where somebody watches.
     if _compat.functorch_active():
-        return FUNCTION
+        return OP if _compat.functionalizing() else FUNCTION
     if watched():
         return OP
     if (grad and torch.is_grad_enabled()) or forward_ad._current_level >= 0:

@@ -159,6 +159,10 @@ def test_transforms_under_a_watcher() -> None:
     assert any(e.key == "tritonops::matmul" for e in profile.key_averages())
 
 
+def test_functionalize() -> None:
+    assert torch.equal(torch.func.functionalize(lambda a: matmul(a, B))(A), matmul(A, B))
+
+
 def test_forward_mode_is_refused_not_dropped() -> None:
     with pytest.raises(NotImplementedError, match="jvp"):
         torch.func.jvp(lambda a: matmul(a, B), (A,), (A,))

@@ -41,7 +41,13 @@ def test_compiles_does_not_collapse_and_fits(op, vid, device):
         for c in compiled:
             resources = measure(c, spills=False, sass=False)
             assert resources.registers is not None
-            assert screen(resources, c.shared, device) is None, f"{problem.describe()}: {c.kernel}: {resources}"
+            rejected = screen(resources, c.shared, device)
+            if variant.meta.get("cap") is False and rejected is not None and c.kernel == name:
+                # Liger's kernel as Liger launches it, without our register cap: Triton 3.9 (ptxas 13.4) collapses it
+                # for sm_80 and sm_90 at 16384 float32 columns, and the screen is what keeps it from a table there.
+                assert rejected.startswith("register collapse"), rejected
+                continue
+            assert rejected is None, f"{problem.describe()}: {c.kernel}: {resources}"
 
 
 @pytest.mark.parametrize("op", REGISTRY)
