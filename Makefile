@@ -4,7 +4,7 @@
 # Both make their own environment in $(VENV) first. ENV=0 uses $(PYTHON) as it is and installs nothing.
 PYTHON ?= python3
 ENV ?= 1
-JOBS ?= 2
+JOBS ?= $(shell $(PYTHON) -c 'import os; print(min(4, os.cpu_count() or 1))')
 VENV ?= .venv-make
 
 ifeq ($(ENV),0)
@@ -28,7 +28,7 @@ demo: $(READY)
 	$(PY) examples/gpt_demo.py
 
 test: $(READY)
-	$(PYTEST) -m gpu tests
+	$(PYTEST) $(PARALLEL) -m gpu tests
 	$(PYTEST) $(PARALLEL) -m "not gpu and not interpret" tests
 	TRITON_INTERPRET=1 $(PYTEST) $(PARALLEL) -m interpret tests
 
