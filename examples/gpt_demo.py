@@ -57,11 +57,11 @@ def show_losses(theirs: Run, ours: Run, tolerance: float) -> bool:
     return good
 
 
-def show_decisions(decisions: Decisions, steps: int) -> None:
+def show_decisions(decisions: Decisions) -> None:
     print("  Calls a step, the problem, the variant that served it [the rule that chose it], and why:\n")
     for reasons, same in itertools.groupby(decisions.made, lambda d: str(d).splitlines()[1:]):
         for decision in same:
-            print(f"  {decisions.count(decision) / steps:3.0f}x  {str(decision).splitlines()[0]}")
+            print(f"  {decisions.count(decision):3}x  {str(decision).splitlines()[0]}")
         for line in reasons:
             print(f"      {line}")
     if all(d.variant == "vendor" for d in decisions.made):
@@ -150,22 +150,22 @@ def main() -> int:
     theirs = train("torch", TORCH, config, data)
     runs = [theirs]
     triton_trains = device == "cuda" and torch.version.hip is None and has_triton()
-    if triton_trains:
-        with tritonops.use(exclude="vendor"), collected() as decisions:
-            ours = train("tritonops, Triton variants only", OURS, config, data)
-        with collected():
-            default = train("tritonops, dispatcher's choice", OURS, config, data)
-        runs += [ours, default]
-    else:
+    exclude = "vendor" if triton_trains else None
+    with tritonops.use(exclude=exclude):
+        ours = train("tritonops, Triton variants only" if triton_trains else "tritonops", OURS, config, data)
+        # One step more, apart from the timed ones: collecting costs host time at each call.
         with collected() as decisions:
-            ours = train("tritonops", OURS, config, data)
-        runs += [ours]
+            step(ours.model, *data[0])
+        ours.model.zero_grad(set_to_none=True)
+    runs += [ours]
+    if triton_trains:
+        runs += [train("tritonops, dispatcher's choice", OURS, config, data)]
 
     title("Losses")
     good = show_losses(theirs, ours, config.tolerance)
     draw(runs, arguments.out / "losses.png")
     title("Who served the calls")
-    show_decisions(decisions, arguments.steps)
+    show_decisions(decisions)
     title("Time")
     show_times(runs, config)
     if triton_trains:

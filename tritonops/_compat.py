@@ -91,6 +91,11 @@ def functorch_active() -> bool:
     return torch._C._are_functorch_transforms_active()
 
 
+def batched_by_autograd(t: torch.Tensor) -> bool:
+    """Whether `t` is a batch of torch.autograd.grad(is_grads_batched=True), whose memory cannot be looked at."""
+    return torch._C._functorch.is_legacy_batchedtensor(t)
+
+
 def functionalizing() -> bool:
     """Whether the innermost functorch transform is functionalize, which has no rule for autograd.Function."""
     stack = torch._C._functorch

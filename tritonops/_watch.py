@@ -39,7 +39,7 @@ def route(*tensors: torch.Tensor | None) -> int:
     for t in tensors:
         if t is None:
             continue
-        if type(t) not in _PLAIN or t.is_meta:
+        if type(t) not in _PLAIN or t.is_meta or _compat.batched_by_autograd(t):
             return OP
         grad = grad or t.requires_grad
     # An operator has no rule for func.grad; the Function's forward calls the operator where somebody watches.

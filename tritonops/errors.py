@@ -21,6 +21,9 @@ class TableError(TritonOpsError, ValueError):
         self.field = field
         self.problem = problem
 
+    def __reduce__(self) -> tuple[type[TableError], tuple[str, str, str]]:
+        return TableError, (self.file, self.field, self.problem)
+
 
 class VariantUnavailable(TritonOpsError, RuntimeError):
     """A variant that was asked for by name cannot serve this call; the message says why."""

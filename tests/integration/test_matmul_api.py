@@ -159,6 +159,20 @@ def test_transforms_under_a_watcher() -> None:
     assert any(e.key == "tritonops::matmul" for e in profile.key_averages())
 
 
+def test_gradients_in_batches() -> None:
+    """torch.autograd.grad(is_grads_batched=True) brings tensors without memory of their own."""
+    a = A[0].clone().requires_grad_()
+    g = torch.randn(3, 3, 5)
+    (got,) = torch.autograd.grad(matmul(a, B[0]), a, g, is_grads_batched=True)
+    assert torch.allclose(got, g @ B[0].t(), atol=1e-5)
+    for norm in (tritonops.layer_norm, tritonops.rms_norm):
+        ours = torch.autograd.functional.jacobian(norm, A[0], vectorize=True)
+        assert torch.allclose(ours, torch.autograd.functional.jacobian(norm, A[0]), atol=1e-5)
+    ids, w = torch.tensor([1, 0, 1]), torch.randn(4, 5, requires_grad=True)
+    (got,) = torch.autograd.grad(tritonops.embedding(ids, w), w, g, is_grads_batched=True)
+    assert torch.allclose(got, torch.zeros(3, 4, 5).index_add_(1, ids, g), atol=1e-6)
+
+
 def test_functionalize() -> None:
     assert torch.equal(torch.func.functionalize(lambda a: matmul(a, B))(A), matmul(A, B))
 
@@ -269,6 +283,8 @@ def test_backward_runs_under_its_forwards_policy_on_another_thread(policy, monke
         (lambda: matmul(A, B, bias=torch.randn(5, device="meta")), RuntimeError, "'bias' is on meta"),
         (lambda: matmul(A, B, out_dtype=torch.float16), RuntimeError, "'out_dtype'"),
         (lambda: matmul(A, B, residual=torch.randn(9, 6, 3, 5)), RuntimeError, "'residual'"),
+        (lambda: matmul(A, B, residual=torch.randn(4)), RuntimeError, "'residual'"),
+        (lambda: matmul(A, B, out_dtype="float32"), TypeError, "'out_dtype'"),
         (lambda: matmul(torch.randn(2, 3, 4), torch.randn(3, 4, 5)), RuntimeError, "batch dimensions"),
         (lambda: matmul(A, B.to_sparse()), NotImplementedError, "'b' must be a dense"),
         (lambda: torch.ops.tritonops.matmul(A[0], B[0, :3], None, None, 0), RuntimeError, "cannot be multiplied"),

@@ -96,7 +96,9 @@ x = torch.randn(4, 8)
 print(torch.equal(tritonops.layer_norm(x, None, None, 1e-5), torch.layer_norm(x, (8,))))
 """
     environment = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    environment |= {"TRITONOPS_TABLE_DIR": str(tmp_path), "PYTHONPATH": str(Path(__file__).parents[2])}
+    inherited = os.environ.get("PYTHONPATH")
+    path_list = os.pathsep.join([str(Path(__file__).parents[2]), *([inherited] if inherited else [])])
+    environment |= {"TRITONOPS_TABLE_DIR": str(tmp_path), "PYTHONPATH": path_list}
     done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, timeout=120)
     assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
     assert done.stderr.count(f"set aside: dispatch table {path}") == 1

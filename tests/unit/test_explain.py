@@ -152,3 +152,39 @@ def test_variants_are_listed_by_name_or_function() -> None:
     assert tritonops.variants(tritonops.matmul) == listed
     listed.clear()
     assert tritonops.variants("matmul")
+
+
+def test_linear_is_explained_as_the_product_it_is() -> None:
+    x, w = torch.randn(7, 16), torch.randn(5, 16)
+    for op in ("linear", tritonops.linear):
+        got = tritonops.explain(op, x, w, torch.randn(5))
+        assert got.op == "matmul" and got.problem.layout == "nt" and got.problem.traits["bias"]
+    assert [v.id for v in tritonops.variants("linear")] == [v.id for v in tritonops.variants("matmul")]
+
+
+def test_another_librarys_function_of_the_same_name_is_not_ours() -> None:
+    with pytest.raises(ValueError, match="unknown op"):
+        tritonops.explain(torch.nn.functional.layer_norm, torch.randn(2, 3), (3,))
+
+
+def test_a_named_device_is_not_judged_by_what_is_installed_here(monkeypatch) -> None:
+    from tritonops import _compat
+
+    monkeypatch.setattr(_compat, "has_triton", lambda: False)
+    with tritonops.use(exclude="vendor"):
+        got = tritonops.explain(
+            "matmul", (4096, 128), (128, 4096), dtype=torch.float16, layout="nt", device="sm_80-108"
+        )
+    assert got.variant == "persistent/128x128x64-g8-w4-s3-p2"
+
+
+def test_a_refusal_names_the_problem_that_was_asked_about() -> None:
+    with tritonops.use(policy="batch_invariant"), pytest.raises(tritonops.VariantUnavailable, match="M=4 N=8 K=16"):
+        tritonops.explain("matmul", (4, 16), (16, 8), dtype=torch.float64, device="sm_90-132")
+
+
+def test_errors_survive_a_pickle() -> None:
+    import pickle
+
+    error = pickle.loads(pickle.dumps(tritonops.TableError("f.json", "op", "is wrong")))
+    assert (error.file, error.field, error.problem) == ("f.json", "op", "is wrong")

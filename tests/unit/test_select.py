@@ -32,7 +32,7 @@ def test_without_a_table_torch_comes_first_and_our_own_in_the_order_preferred(to
     store._warned.add("absent NVIDIA Test sm_90-132")
     got = decide(toy, cuda(""))
     assert (got.variant, got.rule, got.ranking) == ("vendor", "no table", ("vendor", "two/a", "one/a"))
-    assert got.reason == "no table for sm_90-132 was found, so torch comes first"
+    assert got.reason == "there is no usable table for sm_90-132, so torch comes first"
     assert got.unknown == ("how our variants compare with torch on sm_90-132: nothing was measured",)
     with tritonops.use(exclude="vendor"):
         got = decide(toy, cuda(""))
@@ -529,3 +529,13 @@ def test_quarantine_is_for_one_device_and_one_op(toys) -> None:
     assert select.illegal(backward.spec, one, backward.problem(), GPU) is None
     tritonops.clear_cache()
     assert select.illegal(toy.spec, one, toy.problem(), GPU) is None
+
+
+def test_an_id_listed_twice_is_an_error(toy, monkeypatch) -> None:
+    from tritonops.dispatch import variant
+
+    monkeypatch.delitem(variant._LOADED, toy.spec.name, raising=False)
+    listed = list(toy.spec.load())
+    spec = dataclasses.replace(toy.spec, load=lambda: [*listed, listed[-1]])
+    with pytest.raises(ValueError, match=f"lists {listed[-1].id} more than once"):
+        spec.variants()

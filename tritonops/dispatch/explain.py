@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -12,12 +13,24 @@ from .select import Decision, choose
 from .variant import REGISTRY, OpSpec, Variant
 
 
+def _find(op: Any) -> tuple[OpSpec, Callable[..., Problem]]:
+    name = op
+    package = (__package__ or "").partition(".")[0]
+    if callable(op) and str(getattr(op, "__module__", "")).partition(".")[0] == package:
+        name = getattr(op, "__name__", op)
+    if isinstance(name, str):
+        for spec in REGISTRY.values():
+            if name == spec.name:
+                return spec, spec.describe
+            if name in spec.aliases:
+                return spec, spec.aliases[name]
+    known = sorted([*REGISTRY, *(alias for spec in REGISTRY.values() for alias in spec.aliases)])
+    raise ValueError(f"op: unknown op {op!r}; ops are {', '.join(known)}")
+
+
 def spec_of(op: Any) -> OpSpec:
-    """The OpSpec of an op's name or public function. Raises ValueError naming the ops there are."""
-    name = getattr(op, "__name__", op)
-    if not isinstance(name, str) or name not in REGISTRY:
-        raise ValueError(f"op: unknown op {op!r}; ops are {', '.join(sorted(REGISTRY))}")
-    return REGISTRY[name]
+    """The OpSpec that serves an op's name or public function. Raises ValueError naming the ops there are."""
+    return _find(op)[0]
 
 
 def explain(op: Any, *args: Any, device: str | torch.device | None = None, **kwargs: Any) -> Decision:
@@ -36,8 +49,8 @@ def explain(op: Any, *args: Any, device: str | torch.device | None = None, **kwa
         ValueError, TypeError: naming the argument.
         VariantUnavailable: ``use(variant=...)`` forces a variant that cannot serve this call.
     """
-    spec = spec_of(op)
-    problem: Problem = spec.describe(*args, **kwargs)
+    spec, describe = _find(op)
+    problem = describe(*args, **kwargs)
     return choose(spec, problem, _device(device, (*args, *kwargs.values())))
 
 

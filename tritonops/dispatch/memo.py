@@ -52,7 +52,7 @@ def serve(
         choice = _decide(spec, key, device, problem)
     recorder = record.active
     if recorder is not None:
-        recorder.add(choice.problem)
+        recorder.add(key, choice.problem)
     while True:
         try:
             if device.kind == "cuda" and device.index != torch.cuda.current_device():

@@ -190,7 +190,8 @@ def use(
 
     Args:
         policy: ``fast`` (default), ``deterministic`` (same bits from the same inputs) or ``batch_invariant``
-            (a row's bits do not depend on the batch either; the choice depends on N, K and dtype alone).
+            (a row's bits do not depend on the batch either; the choice depends on N, K and dtype alone; where no
+            variant has that property, as on the CPU and for float64, the call raises VariantUnavailable).
         variant: a variant id or family. A str binds every op that owns it, a dict ``{"matmul": "tiled"}`` one
             op. A forced variant never falls back: a call it cannot serve raises VariantUnavailable.
         exclude: variant ids or families that must not be chosen; ``exclude="vendor"`` picks the best of our own.

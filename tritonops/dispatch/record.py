@@ -7,7 +7,7 @@ import json
 import os
 import threading
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Hashable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +19,19 @@ class Recorder:
     """Counts distinct problems."""
 
     def __init__(self) -> None:
-        self._counts: Counter[str] = Counter()
+        self._counts: Counter[Hashable] = Counter()
+        self._problems: dict[Hashable, Problem] = {}
         self._lock = threading.Lock()
 
-    def add(self, problem: Problem) -> None:
-        row = {
+    def add(self, key: Hashable, problem: Problem) -> None:
+        """Count one call of the problem that `key` stands for."""
+        with self._lock:
+            self._counts[key] += 1
+            self._problems.setdefault(key, problem)
+
+    @staticmethod
+    def _row(problem: Problem) -> dict[str, Any]:
+        return {
             "op": problem.op,
             **dict(problem.dims),
             "dtype": problem.dtype,
@@ -33,14 +41,15 @@ class Recorder:
             "mode": problem.mode,
             "traits": dict(problem.traits),
         }
-        line = json.dumps(row)
-        with self._lock:
-            self._counts[line] += 1
 
     def lines(self) -> Iterator[str]:
+        """One JSON line a distinct problem; keys that differ only in what is not recorded are one problem."""
         with self._lock:
-            counts = self._counts.most_common()
-        for line, count in counts:
+            counted = [(self._problems[key], count) for key, count in self._counts.items()]
+        rows: Counter[str] = Counter()
+        for problem, count in counted:
+            rows[json.dumps(self._row(problem))] += count
+        for line, count in rows.most_common():
             row: dict[str, Any] = json.loads(line)
             yield json.dumps(row | {"count": count}) + "\n"
 

@@ -109,7 +109,8 @@ def illegal(spec: OpSpec, variant: Variant, problem: Problem, device: DeviceInfo
             return "Triton kernels need an NVIDIA GPU, or TRITON_INTERPRET=1 on the CPU"
         if device.kind == "cuda" and device.capability == 0:
             return f"written for NVIDIA GPUs, this is {device.arch}"
-        if not _compat.has_triton():
+        # A device that is only named is judged for a machine that has it, not for this one.
+        if not _compat.has_triton() and (device.name or device.kind != "cuda"):
             return "triton is not installed"
         if device.kind == "interpreter":
             reason = _compat.interpreter_reason()
@@ -207,7 +208,7 @@ def _rank(spec: OpSpec, problem: Problem, device: DeviceInfo) -> _Ranking:
     return _Ranking(
         (VENDOR, *own),
         "no table",
-        f"no table for {device.table_name} was found, so torch comes first",
+        f"there is no usable table for {device.table_name}, so torch comes first",
         unknown=(f"how our variants compare with torch on {device.table_name}: nothing was measured",),
     )
 
@@ -220,12 +221,12 @@ def choose(spec: OpSpec, problem: Problem, device: DeviceInfo) -> Decision:
     """
     if problem.policy == "batch_invariant":
         return _invariant(spec, problem, device)
-    return _choose(spec, problem, device)
+    return _choose(spec, problem, device, problem)
 
 
 def _invariant(spec: OpSpec, problem: Problem, device: DeviceInfo) -> Decision:
     """The choice for the problem that stands for every batch; the one at hand has no other to fall back to."""
-    decision = _choose(spec, dataclasses.replace(spec.invariant(problem), mode="eager"), device)
+    decision = _choose(spec, dataclasses.replace(spec.invariant(problem), mode="eager"), device, problem)
     why = illegal(spec, spec.variants()[decision.variant], problem, device)
     if why is not None:
         head = "the variant of every batch cannot serve this one"
@@ -233,11 +234,12 @@ def _invariant(spec: OpSpec, problem: Problem, device: DeviceInfo) -> Decision:
     return dataclasses.replace(decision, problem=problem)
 
 
-def _choose(spec: OpSpec, problem: Problem, device: DeviceInfo) -> Decision:
+def _choose(spec: OpSpec, problem: Problem, device: DeviceInfo, asked: Problem) -> Decision:
+    """The decision for `problem`; a refusal names the problem that was `asked` about."""
     variants = spec.variants()
     wish = override.forced(problem.flags, spec.name, variants)
     if wish is not None:
-        return _forced(spec, problem, device, wish)
+        return _forced(spec, problem, device, wish, asked)
     ranking = _rank(spec, problem, device)
     rejected: list[tuple[str, str]] = []
     for vid in dict.fromkeys(ranking.ids):
@@ -250,10 +252,10 @@ def _choose(spec: OpSpec, problem: Problem, device: DeviceInfo) -> Decision:
                 tuple(rejected), ranking.stale, ranking.unknown,
             )  # fmt: skip
         rejected.append((vid, why))
-    raise VariantUnavailable(_nothing_left(spec, problem, device, rejected, "no variant can serve"))
+    raise VariantUnavailable(_nothing_left(spec, asked, device, rejected, "no variant can serve"))
 
 
-def _forced(spec: OpSpec, problem: Problem, device: DeviceInfo, wish: str) -> Decision:
+def _forced(spec: OpSpec, problem: Problem, device: DeviceInfo, wish: str, asked: Problem) -> Decision:
     variants = spec.variants()
     preferred = [*spec.prefer(problem, device), *variants]
     if device.kind == "cuda":
@@ -271,7 +273,7 @@ def _forced(spec: OpSpec, problem: Problem, device: DeviceInfo, wish: str) -> De
                 )  # fmt: skip
             rejected.append((vid, why))
     head = f"the forced variant {wish!r} cannot serve"
-    raise VariantUnavailable(_nothing_left(spec, problem, device, rejected, head))
+    raise VariantUnavailable(_nothing_left(spec, asked, device, rejected, head))
 
 
 def _nothing_left(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -88,6 +89,7 @@ class OpSpec:
         sample: ``sample(problem, torch_device)`` -> op arguments for a variant's ``run`` that make up that problem;
             random on a real device, meta tensors on ``"meta"``.
         invariant: the problem whose choice serves every batch size under the batch_invariant policy.
+        aliases: further public functions that the op serves, each with its own `describe`.
     """
 
     name: str
@@ -99,6 +101,7 @@ class OpSpec:
     features: Callable[[Problem, DeviceInfo], Mapping[str, int]] = lambda problem, device: {}
     feature_names: tuple[str, ...] = ()
     invariant: Callable[[Problem], Problem] = lambda problem: problem
+    aliases: Mapping[str, Callable[..., Problem]] = field(default_factory=lambda: MappingProxyType({}))
 
     def variants(self) -> dict[str, Variant]:
         return _variants(self)
@@ -121,7 +124,11 @@ def register(spec: OpSpec) -> OpSpec:
 def _variants(spec: OpSpec) -> dict[str, Variant]:
     loaded = _LOADED.get(spec.name)
     if loaded is None:
-        loaded = {v.id: v for v in spec.load()}
+        listed = list(spec.load())
+        loaded = {v.id: v for v in listed}
+        twice = [vid for vid, count in Counter(v.id for v in listed).items() if count > 1]
+        if twice:
+            raise ValueError(f"op {spec.name!r} lists {', '.join(twice)} more than once")
         if VENDOR not in loaded:
             raise ValueError(f"op {spec.name!r} has no {VENDOR!r} variant")
         _LOADED[spec.name] = loaded

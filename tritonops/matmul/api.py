@@ -148,6 +148,8 @@ def matmul(
             raise RuntimeError("tritonops.matmul(): 'bias' needs 'b' of at least 2 dimensions")
     if residual is not None:
         _checks.is_tensor(NAME, residual=residual)
+    if out_dtype is not None and not isinstance(out_dtype, torch.dtype):
+        raise TypeError(f"tritonops.matmul(): argument 'out_dtype' must be torch.dtype, not {type(out_dtype).__name__}")
     if activation is not None and activation not in _ACTIVATIONS:
         raise ValueError(
             f"tritonops.matmul(): 'activation' must be None or one of {', '.join(_ACTIVATIONS)}, got {activation!r}"
@@ -162,7 +164,9 @@ def matmul(
     if activation is not None:
         out = _ACTIVATIONS[activation](out)
     if residual is not None:
-        if torch.broadcast_shapes(out.shape, residual.shape) != out.shape:
+        if residual.dim() > out.dim() or any(
+            have not in (1, want) for have, want in zip(residual.shape[::-1], out.shape[::-1], strict=False)
+        ):
             raise RuntimeError(
                 f"tritonops.matmul(): 'residual' of shape {tuple(residual.shape)} does not broadcast to the output's "
                 f"{tuple(out.shape)}"

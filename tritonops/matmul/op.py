@@ -44,7 +44,7 @@ def _check(a: torch.Tensor, b: torch.Tensor, bias: Bias, out_dtype: OutDtype) ->
     if out_dtype is not None and out_dtype != a.dtype:
         if not (out_dtype is torch.float32 and a.dtype in (torch.float16, torch.bfloat16)):
             raise RuntimeError(
-                f"tritonops.matmul(): 'out_dtype' must be {a.dtype} (the inputs' dtype), or torch.float32 for 16-bit "
+                f"tritonops.matmul(): 'out_dtype' must be the inputs' dtype ({a.dtype}), or torch.float32 for 16-bit "
                 f"inputs, got {out_dtype}"
             )
 
@@ -225,9 +225,25 @@ def describe(
     """The Problem of a call of tritonops.matmul; `layout` ("nn", "nt", ...) says how shapes given as tuples lie."""
     a = _as_matrix(a, "a", dtype, layout[0] == "t")
     b = _as_matrix(b, "b", dtype if dtype is not None else a.dtype, layout[1] == "t")
+    _checks.strided("explain", a=a, b=b)
     a2, b2, _ = fold(a, b)
     bias_t = torch.empty(b2.shape[-1], dtype=a2.dtype, device=a2.device) if bias is not None else None
     return _problem(_key(a2, b2, bias_t, out_dtype, override.flags, _compat.capturing(a2.device)))
+
+
+def describe_linear(
+    x: Any,
+    weight: Any,
+    bias: Any = None,
+    *,
+    activation: str | None = None,
+    residual: Any = None,
+    dtype: OutDtype = None,
+) -> Problem:
+    """The Problem of a call of tritonops.linear."""
+    x = _as_matrix(x, "x", dtype, False)
+    weight = _as_matrix(weight, "weight", dtype if dtype is not None else x.dtype, False)
+    return describe(x, weight.t() if weight.dim() == 2 else weight, bias=bias)
 
 
 def sample(problem: Problem, device: str) -> tuple[torch.Tensor, torch.Tensor, Bias, OutDtype]:
@@ -303,5 +319,6 @@ SPEC = register(
         features,
         ("tiles128", "waves100"),
         invariant,
+        {"linear": describe_linear},
     )
 )
