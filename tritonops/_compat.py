@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import functools
 import importlib.util
+import os
 import re
+from collections.abc import Sequence
 from importlib import metadata
 from typing import Any
 
@@ -87,6 +89,11 @@ def tf32_allowed() -> bool:
     return torch.get_float32_matmul_precision() != "highest"
 
 
+def renew_after_fork(lock: Any) -> None:
+    """Free `lock` in a forked child: the thread that held it does not live there. As the standard library does it."""
+    os.register_at_fork(after_in_child=lock._at_fork_reinit)
+
+
 def functorch_active() -> bool:
     return torch._C._are_functorch_transforms_active()
 
@@ -129,6 +136,11 @@ def ptxas_version(capability: int) -> str | None:
             return str(compiler.get_ptxas().version)
     except Exception:  # a missing or broken assembler is reported where something is compiled
         return None
+
+
+def reshaped(t: torch.Tensor, shape: Sequence[Any]) -> torch.Tensor:
+    """`t` in another shape over the same memory, but no view: a result may be modified in place, also by autograd."""
+    return t if list(t.shape) == list(shape) else torch.ops.aten._unsafe_view.default(t, list(shape))
 
 
 def no_autocast(device_type: str) -> contextlib.AbstractContextManager[object]:

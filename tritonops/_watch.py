@@ -6,7 +6,7 @@ operators (a compiler, a dispatch or function mode, a tensor subclass, the profi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 import torch
@@ -31,25 +31,51 @@ def watched() -> bool:
     )
 
 
+def implementation(
+    tensors: Iterable[torch.Tensor | None], direct: Callable[..., Any], operator: Callable[..., Any]
+) -> Callable[..., Any]:
+    """What a Function's forward calls on these tensors: `operator` where somebody watches or the dispatcher must help.
+
+    The memory of a tensor with the negative bit set does not hold its values; the dispatcher makes a copy that does.
+    """
+    if watched() or any(t is not None and t.is_neg() for t in tensors):
+        return operator
+    return direct
+
+
 def route(*tensors: torch.Tensor | None) -> int:
-    """DIRECT, FUNCTION or OP for a call on these tensors."""
+    """DIRECT, FUNCTION or OP for a call on these tensors.
+
+    Raises:
+        NotImplementedError: forward-mode differentiation where only the operator could serve, which has no rule for it
+            and would drop the tangent.
+    """
     if torch.compiler.is_compiling():
+        _refuse_forward_mode()
         return OP
-    grad = False
+    grad, plain = False, True
     for t in tensors:
         if t is None:
             continue
-        if type(t) not in _PLAIN or t.is_meta or _compat.batched_by_autograd(t):
-            return OP
+        if type(t) not in _PLAIN or t.is_meta or t.is_neg() or _compat.batched_by_autograd(t):
+            plain = False
         grad = grad or t.requires_grad
     # An operator has no rule for func.grad; the Function's forward calls the operator where somebody watches.
-    if _compat.functorch_active():
+    if plain and _compat.functorch_active():
         return OP if _compat.functionalizing() else FUNCTION
-    if watched():
+    if not plain or watched():
+        _refuse_forward_mode()
         return OP
     if (grad and torch.is_grad_enabled()) or forward_ad._current_level >= 0:
         return FUNCTION
     return DIRECT
+
+
+def _refuse_forward_mode() -> None:
+    if forward_ad._current_level >= 0:
+        raise NotImplementedError(
+            "tritonops has no forward-mode derivatives (jvp): use reverse mode (torch.func.vjp, jacrev)"
+        )
 
 
 def travel(

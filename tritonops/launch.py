@@ -9,12 +9,29 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from . import _compat
+
 
 @functools.cache
 def kernel(name: str) -> Any:
     """The ``@triton.jit`` function named ``module:function``; its module, and Triton, load at the first call."""
     module, _, function = name.partition(":")
     return getattr(importlib.import_module(module), function)
+
+
+@functools.cache
+def liger_reason(name: str, parameters: tuple[str, ...]) -> str | None:
+    """Why liger-kernel's own kernel ``module:function`` cannot be launched with these parameters, or None."""
+    if not _compat.has_liger():
+        return "liger-kernel is not installed"
+    function = name.partition(":")[2]
+    try:
+        found = tuple(kernel(name).arg_names)
+    except Exception as error:  # whatever an installation of Liger raises while it is imported
+        return f"liger-kernel's {function} cannot be loaded: {type(error).__name__}: {error}"
+    if found != parameters:
+        return f"this liger-kernel's {function} takes other parameters than version 0.8.5's"
+    return None
 
 
 @dataclass(frozen=True)

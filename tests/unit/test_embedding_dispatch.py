@@ -6,6 +6,7 @@ import pytest
 import torch
 
 import tritonops
+from tritonops import launch
 from tritonops.device import INTERPRETER, named_device
 from tritonops.dispatch.select import choose, illegal
 from tritonops.dispatch.variant import REGISTRY
@@ -124,14 +125,14 @@ def test_a_missing_or_changed_liger_is_a_reason(monkeypatch: pytest.MonkeyPatch)
 
     problem = _problem("embedding_backward")
     monkeypatch.setattr("tritonops._compat.has_liger", lambda: False)
-    liger._kernel_reason.cache_clear()
+    launch.liger_reason.cache_clear()
     assert liger.requires(problem, INTERPRETER) == "liger-kernel is not installed"
     monkeypatch.setattr("tritonops._compat.has_liger", lambda: True)
     for load, words in [(lambda name: Changed, "other parameters"), (lambda name: 1 / 0, "ZeroDivisionError")]:
         monkeypatch.setattr("tritonops.launch.kernel", load)
-        liger._kernel_reason.cache_clear()
+        launch.liger_reason.cache_clear()
         assert words in str(liger.requires(problem, INTERPRETER))
-    liger._kernel_reason.cache_clear()
+    launch.liger_reason.cache_clear()
 
 
 def test_padding_row() -> None:

@@ -11,7 +11,7 @@ from typing import Any
 import cachetools
 import torch
 
-from .. import _env
+from .. import _compat, _env
 from ..device import DeviceInfo
 from ..errors import VariantUnavailable
 from . import override, record, select, store
@@ -23,6 +23,7 @@ _log = logging.getLogger("tritonops")
 # FIFO: a read does not change the order, so hits need no lock.
 _memo: cachetools.FIFOCache[Hashable, Choice] = cachetools.FIFOCache(maxsize=8192)
 _lock = threading.RLock()
+_compat.renew_after_fork(_lock)
 
 # Triton raises these as RuntimeError, for whatever kernel comes next; nothing runs in that CUDA context again.
 _BROKEN_CONTEXT = re.compile(

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 
 import torch
 
+from .. import _compat
 from .problem import POLICIES
 from .variant import ID, REGISTRY
 
@@ -32,6 +33,7 @@ class Overrides:
 _OVERRIDES: list[Overrides] = [Overrides()]
 _INDEX: dict[Overrides, int] = {_OVERRIDES[0]: 0}
 _lock = threading.RLock()
+_compat.renew_after_fork(_lock)
 
 flags: int = 0
 

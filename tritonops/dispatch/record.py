@@ -11,6 +11,7 @@ from collections.abc import Hashable, Iterator
 from pathlib import Path
 from typing import Any
 
+from .. import _compat
 from .problem import Problem
 from .table import write_atomically
 
@@ -56,6 +57,7 @@ class Recorder:
 
 active: Recorder | None = None
 _lock = threading.Lock()
+_compat.renew_after_fork(_lock)
 
 
 @contextlib.contextmanager

@@ -133,6 +133,7 @@ def stale_reasons(table: Table, device: DeviceInfo, spec: OpSpec) -> tuple[str, 
 _loaded: dict[tuple[str, str, str, str], Loaded] = {}
 _warned: set[str] = set()
 _lock = threading.Lock()
+_compat.renew_after_fork(_lock)
 
 
 def warn_once(key: str, message: str) -> None:

@@ -79,7 +79,8 @@ def _vmap(
 class _Embedding(torch.autograd.Function):
     @staticmethod
     def forward(weight: Tensor, indices: Tensor, padding_idx: int, scale_grad_by_freq: bool, flags: int) -> Tensor:
-        return (_op if _watch.watched() else execute)(weight, indices, padding_idx, scale_grad_by_freq, flags)
+        call = _watch.implementation((weight, indices), execute, _op)
+        return call(weight, indices, padding_idx, scale_grad_by_freq, flags)
 
     setup_context = staticmethod(_setup_context)
     backward = staticmethod(_backward)
@@ -154,7 +155,7 @@ class _EmbeddingBackward(torch.autograd.Function):
     def forward(
         dy: Tensor, indices: Tensor, num_embeddings: int, padding_idx: int, scale_grad_by_freq: bool, flags: int
     ) -> Tensor:
-        call = _op_backward if _watch.watched() else execute_backward
+        call = _watch.implementation((dy, indices), execute_backward, _op_backward)
         return call(dy, indices, num_embeddings, padding_idx, scale_grad_by_freq, flags)
 
     setup_context = staticmethod(_setup_context_backward)

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import functools
-
 import torch
 from torch import Tensor
 
-from .. import _compat, launch
+from .. import launch
 from ..device import DeviceInfo
 from ..dispatch.problem import Problem
 from ..dispatch.variant import Choice
@@ -20,25 +18,12 @@ _PARAMETERS = (
 )  # fmt: skip
 
 
-@functools.cache
-def _kernel_reason() -> str | None:
-    if not _compat.has_liger():
-        return "liger-kernel is not installed"
-    try:
-        parameters = tuple(launch.kernel(KERNEL).arg_names)
-    except Exception as error:  # whatever an installation of Liger raises while it is imported
-        return f"liger-kernel's embedding backward cannot be loaded: {type(error).__name__}: {error}"
-    if parameters != _PARAMETERS:
-        return "this liger-kernel's embedding backward kernel takes other parameters than version 0.8.5's"
-    return None
-
-
 def requires(problem: Problem, device: DeviceInfo) -> str | None:
     if problem.traits["padding"]:
         return "Liger's kernel adds the gradients of padding tokens too"
     if problem.dims["T"] * problem.dims["D"] >= 2**31:
         return "Liger's kernel computes offsets into dy in int32"
-    return float32_sums_reason(problem, device) or _kernel_reason()
+    return float32_sums_reason(problem, device) or launch.liger_reason(KERNEL, _PARAMETERS)
 
 
 def embedding_backward(

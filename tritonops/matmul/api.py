@@ -9,7 +9,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
-from .. import _checks, _watch
+from .. import _checks, _compat, _watch
 from ..dispatch import override
 from .op import NAME, Bias, OutDtype, execute, fold
 
@@ -34,9 +34,9 @@ def _backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
     """grad_a = grad @ b^H, grad_b = a^H @ grad, in the operands' dtype; grad_bias sums over the rows."""
     a, b = ctx.saved_tensors
     need_a, need_b, need_bias = ctx.needs_input_grad[:3]
-    g = grad.to(a.dtype)
-    grad_a = _product_like(a, g, b.mH, ctx.flags) if need_a else None
-    grad_b = _product_like(b, a.mH, g, ctx.flags) if need_b else None
+    # With out_dtype=float32 the gradient keeps its range: 1e-8 and 1e5 are no float16 numbers.
+    grad_a = _product_like(a, grad, b.mH.to(grad.dtype), ctx.flags).to(a.dtype) if need_a else None
+    grad_b = _product_like(b, a.mH.to(grad.dtype), grad, ctx.flags).to(b.dtype) if need_b else None
     grad_bias = grad.sum(tuple(range(grad.dim() - 1))).to(ctx.bias_dtype) if need_bias else None
     return grad_a, grad_b, grad_bias, None, None
 
@@ -48,7 +48,7 @@ def _product_like(operand: torch.Tensor, left: torch.Tensor, right: torch.Tensor
     gradient that is laid out otherwise is copied by autograd and sends torch's optimizers down their slow path.
     """
     if operand.stride(-2) == 1 and operand.stride(-1) != 1:
-        return product(right.mH, left.mH, None, None, flags).mH
+        return product(right.mH, left.mH, None, None, flags).mH.resolve_conj()
     return product(left, right, None, None, flags)
 
 
@@ -80,7 +80,7 @@ def _vmap(
 class _Matmul(torch.autograd.Function):
     @staticmethod
     def forward(a: torch.Tensor, b: torch.Tensor, bias: Bias, out_dtype: OutDtype, flags: int) -> torch.Tensor:
-        return (_op if _watch.watched() else execute)(a, b, bias, out_dtype, flags)
+        return _watch.implementation((a, b, bias), execute, _op)(a, b, bias, out_dtype, flags)
 
     setup_context = staticmethod(_setup_context)
     backward = staticmethod(_backward)
@@ -160,7 +160,7 @@ def matmul(
     if ac is None or bc is None:
         raise TypeError("tritonops.matmul(): 'a' and 'b' must be Tensors")
     a2, b2, shape = fold(ac, bc)
-    out = product(a2, b2, bias, out_dtype, override.flags).view(shape)
+    out = _compat.reshaped(product(a2, b2, bias, out_dtype, override.flags), shape)
     if activation is not None:
         out = _ACTIVATIONS[activation](out)
     if residual is not None:

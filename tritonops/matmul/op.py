@@ -136,6 +136,8 @@ def execute(
 ) -> torch.Tensor:
     """The implementation, on real tensors: problem -> choice -> launch."""
     _check(a, b, bias, out_dtype)
+    # Every kernel reads the bias with unit stride.
+    bias = None if bias is None else bias.contiguous()
     if a.numel() == 0 or b.numel() == 0:
         out = torch.zeros(_out_shape(a, b), dtype=out_dtype or a.dtype, device=a.device)
         return out if bias is None else out.add_(bias)

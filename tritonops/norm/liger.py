@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Sequence
 
 import torch
 
-from .. import _compat, launch
+from .. import launch
 from ..device import DeviceInfo
 from ..dispatch.problem import Problem
 from ..dispatch.variant import Choice
@@ -29,19 +28,6 @@ def own_warps(n: int) -> int:
     return 32 if block >= 32768 else 16 if block >= 8192 else 8 if block >= 2048 else 4
 
 
-@functools.cache
-def _kernel_reason() -> str | None:
-    if not _compat.has_liger():
-        return "liger-kernel is not installed"
-    try:
-        parameters = tuple(launch.kernel(KERNEL).arg_names)
-    except Exception as error:  # whatever an installation of Liger raises while it is imported
-        return f"liger-kernel's LayerNorm backward cannot be loaded: {type(error).__name__}: {error}"
-    if parameters != _PARAMETERS:
-        return "this liger-kernel's LayerNorm backward kernel takes other parameters than version 0.8.5's"
-    return None
-
-
 def requires(problem: Problem, device: DeviceInfo) -> str | None:
     traits = problem.traits
     if device.kind == "interpreter":
@@ -56,7 +42,7 @@ def requires(problem: Problem, device: DeviceInfo) -> str | None:
         return "Liger's kernel always computes the gradient of x, which is not asked for"
     if problem.dims["N"] > MAX_COLUMNS:
         return f"Liger's kernel takes at most {MAX_COLUMNS} columns"
-    return _kernel_reason()
+    return launch.liger_reason(KERNEL, _PARAMETERS)
 
 
 def layer_norm_backward(

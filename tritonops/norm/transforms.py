@@ -281,7 +281,8 @@ def _function(
     operator = getattr(_ops, name).default
 
     def call(*arguments: Any) -> Any:
-        return (operator if _watch.watched() else forward)(*arguments)
+        tensors = [a for a in arguments if isinstance(a, Tensor)]
+        return _watch.implementation(tensors, forward, operator)(*arguments)
 
     torch.library.register_autograd(f"tritonops::{name}", backward, setup_context=setup)
     torch.library.register_vmap(f"tritonops::{name}", functools.partial(vmap, operator))

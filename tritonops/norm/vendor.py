@@ -49,7 +49,11 @@ def layer_norm(
         y, mean, rstd = torch.native_layer_norm(
             x.reshape(m, n).to(dtype), [n], _vector(weight, dtype), _vector(bias, dtype), eps
         )
-    return y.to(x.dtype).contiguous().view(x.shape), mean.reshape(m).to(stats), rstd.reshape(m).to(stats)
+    return (
+        _compat.reshaped(y.to(x.dtype).contiguous(), x.shape),
+        _compat.reshaped(mean, (m,)).to(stats),
+        _compat.reshaped(rstd, (m,)).to(stats),
+    )
 
 
 def layer_norm_backward(
@@ -92,14 +96,14 @@ def layer_norm_backward(
                 parameter if fused_db else None, [want_dx, want_dw, fused_db],
             )  # fmt: skip
             if want_dx:
-                dx = got[0].to(x.dtype).contiguous().view(x.shape)
+                dx = _compat.reshaped(got[0].to(x.dtype).contiguous(), x.shape)
             if want_dw:
-                dw = got[1].to(_dtype(weight)).view(parameter_shape)
+                dw = _compat.reshaped(got[1].to(_dtype(weight)), parameter_shape)
             if fused_db:
-                db = got[2].to(bias_dtype).view(parameter_shape)
+                db = _compat.reshaped(got[2].to(bias_dtype), parameter_shape)
         if want_db and not fused_db:
             # torch takes the bias gradient's size from the weight and fails without one.
-            db = dy.sum(0, dtype=wide).to(bias_dtype).view(parameter_shape)
+            db = _compat.reshaped(dy.sum(0, dtype=wide).to(bias_dtype), parameter_shape)
     return dx, dw, db
 
 
@@ -119,7 +123,7 @@ def rms_norm(choice: Choice, x: torch.Tensor, weight: torch.Tensor | None, ndim:
             x_wide, parameter = x.reshape(m, n).to(wide), _vector(weight, wide)
             rstd = torch.rsqrt(x_wide.square().mean(1, keepdim=True) + eps)
             y = x_wide * rstd if parameter is None else x_wide * rstd * parameter
-    return y.to(x.dtype).contiguous().view(x.shape), rstd.reshape(m).to(stats)
+    return _compat.reshaped(y.to(x.dtype).contiguous(), x.shape), _compat.reshaped(rstd, (m,)).to(stats)
 
 
 def rms_norm_backward(
@@ -157,7 +161,7 @@ def rms_norm_backward(
             if want_dw:
                 got_dw = (dy * normalised).sum(0)
     if want_dx:
-        dx = got_dx.to(x.dtype).contiguous().view(x.shape)
+        dx = _compat.reshaped(got_dx.to(x.dtype).contiguous(), x.shape)
     if want_dw:
-        dw = got_dw.to(_dtype(weight)).view(x.shape[x.dim() - ndim :])
+        dw = _compat.reshaped(got_dw.to(_dtype(weight)), x.shape[x.dim() - ndim :])
     return dx, dw
