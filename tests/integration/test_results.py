@@ -1,4 +1,4 @@
-"""What holds of every op: results are no views, the negative bit is seen, tangents are refused, locks outlive a fork."""
+"""Of every op: results are no views, the negative bit is seen, tangents are refused, locks outlive a fork."""
 
 from __future__ import annotations
 
