@@ -54,11 +54,6 @@ def triton_at_least(major: int, minor_: int) -> bool:
     return found is not None and found >= (major, minor_)
 
 
-@functools.cache
-def has_warp_specialize() -> bool:
-    return triton_at_least(3, 4)
-
-
 def interpreter_reason() -> str | None:
     """Why the Triton interpreter cannot be trusted here, or None.
 
@@ -115,11 +110,6 @@ def profiler_active() -> bool:
 
 def capturing(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
-
-
-def kernel_resources(compiled: Any) -> tuple[int | None, int | None]:
-    """(registers, stack frame in 4-byte words) of a loaded compiled kernel, where Triton tells."""
-    return getattr(compiled, "n_regs", None), getattr(compiled, "n_spills", None)
 
 
 @functools.cache

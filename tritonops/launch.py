@@ -103,7 +103,7 @@ def options(
     return out
 
 
-def reachable_bytes_exceed_int32(*tensors: Any) -> bool:
+def offsets_exceed_int32(*tensors: Any) -> bool:
     """Whether an element offset of any of the tensors leaves the range of int32.
 
     The largest reachable offset decides, not the element count: a 40 x 64 slice of a buffer with row stride

@@ -12,7 +12,7 @@ import tritonops
 from gpu.problems import problems
 from tritonops.device import device_info
 from tritonops.dispatch import select
-from tritonops.dispatch.variant import REGISTRY
+from tritonops.dispatch.variant import REGISTRY, Choice
 
 CELLS = [(op, v.id) for op, spec in sorted(REGISTRY.items()) for v in spec.variants().values()]
 
@@ -78,6 +78,11 @@ def test_a_table_makes_each_variant_run(op, variant, table_dir) -> None:
         assert a.shape == b.shape and a.dtype == b.dtype
         scale = b.double().norm().clamp_min(1e-30)
         assert float((a.double() - b.double()).norm() / scale) < (1e-2 if a.dtype != torch.float32 else 2e-3)
+
+    # Past the dispatcher, as the eager path runs it: a view could not be modified in place under autograd.
+    chosen = Choice(spec.variants()[variant], problem, device, decision)
+    direct = chosen.variant.run(chosen, *args)
+    assert not any(t._is_view() for t in (direct if isinstance(direct, tuple) else (direct,)))
 
     names = _kernels(lambda: call(*args, 0))
     own = {v.kernel.partition(":")[2] for v in spec.variants().values() if v.kernel and v.family != "liger"}

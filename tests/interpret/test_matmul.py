@@ -78,7 +78,7 @@ def test_int64_offsets_match_int32(layout_a: str, layout_b: str, monkeypatch: py
         with tritonops.use(variant={"matmul": family}):
             narrow = tritonops.matmul(a, b)
             tritonops.clear_cache()
-            monkeypatch.setattr("tritonops.launch.reachable_bytes_exceed_int32", lambda *tensors: True)
+            monkeypatch.setattr("tritonops.launch.offsets_exceed_int32", lambda *tensors: True)
             wide = tritonops.matmul(a, b)
             monkeypatch.undo()
             tritonops.clear_cache()

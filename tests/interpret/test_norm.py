@@ -15,6 +15,7 @@ from tritonops import launch
 from tritonops.device import INTERPRETER
 from tritonops.dispatch.select import illegal
 from tritonops.dispatch.variant import REGISTRY, Choice
+from tritonops.norm import op as ops
 from tritonops.norm import operands, reference, spec, vendor
 from tritonops.testing import relative_error
 
@@ -245,7 +246,7 @@ def test_absent_parameters_and_other_dtypes(weight, bias) -> None:
                 problem.check(_run(problem, variant))
 
 
-@pytest.mark.parametrize("mask", list(itertools.product((True, False), repeat=3)))
+@pytest.mark.parametrize("mask", [m for m in itertools.product((True, False), repeat=3) if any(m)])
 def test_masks(mask: tuple[bool, ...]) -> None:
     for op, case in itertools.product(("layer_norm_backward", "rms_norm_backward"), ("ragged", "transposed")):
         wanted = list(mask) if op.startswith("layer") else list(mask[:2])
@@ -254,7 +255,7 @@ def test_masks(mask: tuple[bool, ...]) -> None:
             problem.check(_run(problem, variant))
 
 
-@pytest.mark.parametrize("mask", list(itertools.product((True, False), repeat=3)))
+@pytest.mark.parametrize("mask", [m for m in itertools.product((True, False), repeat=3) if any(m)])
 def test_what_is_not_wanted_is_not_launched(mask: tuple[bool, ...]) -> None:
     variant = next(v for v in tritonops.variants("layer_norm_backward") if v.family == "rows")
     x, stats, w = torch.empty(40, 64, device="meta"), torch.empty(40, device="meta"), torch.empty(64, device="meta")
@@ -278,22 +279,24 @@ def test_empty_inputs_launch_nothing(shape: tuple[int, ...], ndim: int) -> None:
         x = torch.empty(shape, dtype=dtype)
         w = torch.ones(shape[len(shape) - ndim :], dtype=dtype)
         m, _ = operands.sizes(shape, ndim)
-        for op in ("layer_norm", "rms_norm"):
-            problem = Forward(op, x, w, w if op == "layer_norm" else None, ndim)
-            back = Backward(f"{op}_backward", x, x, w, dtype if op == "layer_norm" else None, ndim)
-            for variant in _ids(op):
-                with launch.capture() as launches:
-                    got = _run(problem, variant)
-                assert not launches
-                if got is not None:
-                    assert got[0].shape == shape and all(s.shape == (m,) and s.isfinite().all() for s in got[1:])
-            for variant in _ids(f"{op}_backward"):
-                with launch.capture() as launches:
-                    got = _run(back, variant)
-                assert not launches
-                if got is not None:
-                    assert got[0].shape == shape
-                    assert all(g.shape == w.shape and g.dtype is dtype and g.eq(0).all() for g in got[1:])
+        with launch.capture() as launches:
+            y, *stats = ops.execute_layer_norm(x, w, w, ndim, EPS, 0)
+            z, *rms = ops.execute_rms_norm(x, w, ndim, EPS, 0)
+            dx, *gradients = ops.execute_layer_norm_backward(x, x, *stats, w, dtype, ndim, EPS, [True] * 3, 0)
+            dz, *rms_gradients = ops.execute_rms_norm_backward(x, x, *rms, w, ndim, EPS, [True] * 2, 0)
+        assert not launches
+        assert all(t.shape == shape and t.dtype is dtype for t in (y, z, dx, dz))
+        assert all(s.shape == (m,) and s.isfinite().all() for s in (*stats, *rms))
+        assert len(gradients) == 2 and len(rms_gradients) == 1
+        assert all(g.shape == w.shape and g.dtype is dtype and g.eq(0).all() for g in (*gradients, *rms_gradients))
+
+
+def test_nothing_wanted_launches_nothing() -> None:
+    x, stats = torch.randn(5, 8), torch.ones(5)
+    with launch.capture() as launches:
+        got = ops.execute_layer_norm_backward(x, x, stats, stats, None, None, 1, EPS, [False, True, True], 0)
+        got += ops.execute_rms_norm_backward(x, x, stats, None, 1, EPS, [False, True], 0)
+    assert not launches and [g.numel() for g in got] == [0] * 5
 
 
 def test_expanded_gradient_of_a_sum() -> None:

@@ -99,17 +99,14 @@ def test_num_08_sixteen_bit_table_gradient_does_not_stop_growing(dev, dtype, req
     assert w.grad.dtype is dtype and w.grad[0].eq(1000).all() and w.grad[1:].eq(0).all()
 
 
-def _num_12(dev: str, dtype: torch.dtype) -> None:
+def test_num_12_statistics_stay_in_float32(dev, request) -> None:
+    """pytorch/pytorch#140259: mean and 1/std rounded to the input type between forward and backward."""
+    dtype = torch.float16 if "interpreter" in request.node.callspec.id else torch.bfloat16
     x = (100 + torch.randn(512, 256, device=dev)).to(dtype)
     w = torch.ones(256, device=dev).to(dtype).requires_grad_()
     tritonops.layer_norm(x, w, None, 1e-5).sum().backward()
     want = ln64(x).sum(0)
     assert err(w.grad, want) <= 1e-2 * want.abs().max().item() + 1e-2
-
-
-def test_num_12_statistics_stay_in_float32(dev, request) -> None:
-    """pytorch/pytorch#140259: mean and 1/std rounded to the input type between forward and backward."""
-    _num_12(dev, torch.float16 if "interpreter" in request.node.callspec.id else torch.bfloat16)
 
 
 @pytest.mark.gpu

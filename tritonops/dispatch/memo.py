@@ -16,7 +16,7 @@ from ..device import DeviceInfo
 from ..errors import VariantUnavailable
 from . import override, record, select, store
 from .problem import Problem
-from .variant import VENDOR, Choice, OpSpec
+from .variant import Choice, OpSpec
 
 _log = logging.getLogger("tritonops")
 
@@ -115,6 +115,3 @@ def clear_cache() -> None:
         _memo.clear()
         store.clear()
         select.clear_quarantine()
-
-
-__all__ = ["VENDOR", "clear_cache", "serve"]

@@ -104,7 +104,7 @@ def _key(a: torch.Tensor, b: torch.Tensor, bias: Bias, out_dtype: OutDtype, flag
         a.shape[-2] == 1 or b.shape[-1] * (out_dtype or a.dtype).itemsize % 16 == 0,
         a.dtype is torch.float32 and _compat.tf32_allowed(),
         bias is not None,
-        launch.reachable_bytes_exceed_int32(a, b) or a.shape[-2] * b.shape[-1] >= 2**31,
+        launch.offsets_exceed_int32(a, b) or a.shape[-2] * b.shape[-1] >= 2**31,
         override.effective(flags),
         graph,
     )

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from .. import launch
+from .. import _compat, launch
 from ..device import DeviceInfo
 from ..dispatch.problem import Problem
 from ..dispatch.variant import Choice
@@ -61,12 +61,6 @@ def layer_norm_backward(
     m, n = operands.sizes(x.shape, ndim)
     dx, parameter_shape = x.new_empty(x.shape), x.shape[x.dim() - ndim :]
     want_dw, want_db = mask[1], mask[2]
-    if m == 0 or n == 0:
-        return (
-            dx,
-            operands.empty_gradient(x, ndim, weight.dtype if want_dw else None),
-            operands.empty_gradient(x, ndim, bias_dtype if want_db else None),
-        )
     programs = operands.sms(choice)
     part_w = torch.empty((programs, n), dtype=torch.float32, device=x.device) if want_dw else None
     part_b = torch.empty((programs, n), dtype=torch.float32, device=x.device) if want_db else None
@@ -88,6 +82,6 @@ def layer_norm_backward(
     )  # fmt: skip
     return (
         dx,
-        x.new_empty(0) if part_w is None else part_w.sum(0).to(weight.dtype).view(parameter_shape),
-        x.new_empty(0) if part_b is None else part_b.sum(0).to(bias_dtype).view(parameter_shape),
+        x.new_empty(0) if part_w is None else _compat.reshaped(part_w.sum(0).to(weight.dtype), parameter_shape),
+        x.new_empty(0) if part_b is None else _compat.reshaped(part_b.sum(0).to(bias_dtype), parameter_shape),
     )

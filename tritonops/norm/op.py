@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import torch
 
@@ -80,13 +81,13 @@ def _empty_stats(x: Tensor, ndim: int) -> Tensor:
     return x.new_empty((operands.sizes(x.shape, ndim)[0],), dtype=operands.stats_dtype(x.dtype))
 
 
-def _empty_gradients(x: Tensor, ndim: int, mask: Sequence[bool], *dtypes: torch.dtype | None) -> tuple[Tensor, ...]:
-    """Fake gradients of x and of parameters of the given dtypes (None: not there)."""
+def _empty_gradients(x: Tensor, ndim: int, mask: Sequence[bool], *dtypes: torch.dtype | None) -> Any:
+    """Gradients of x and of parameters of the given dtypes (None: not there): fake ones, or sums over no rows."""
     want_x, *wanted = operands.wanted(mask, *(d is not None for d in dtypes))
     tail = x.shape[x.dim() - ndim :]
     return (
         x.new_empty(x.shape if want_x else (0,)),
-        *(x.new_empty(tail, dtype=d) if w else x.new_empty((0,)) for w, d in zip(wanted, dtypes, strict=True)),
+        *(x.new_zeros(tail, dtype=d) if w else x.new_empty((0,)) for w, d in zip(wanted, dtypes, strict=True)),
     )
 
 
@@ -134,6 +135,8 @@ def execute_layer_norm(
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(y, mean, rstd) on real tensors: problem -> choice -> launch."""
     _check("layer_norm", x, weight, bias, ndim)
+    if x.numel() == 0:
+        return operands.empty_forward(x, ndim, eps)
     bias_dtype = None if bias is None else bias.dtype
     key = spec.key("layer_norm", (x,), weight, bias, bias_dtype, ndim, "", flags, compiled)
     arguments = (x, weight, bias, ndim, eps)
@@ -145,6 +148,9 @@ def execute_rms_norm(
 ) -> tuple[Tensor, Tensor]:
     """(y, rstd) on real tensors."""
     _check("rms_norm", x, weight, None, ndim)
+    if x.numel() == 0:
+        y, _, rstd = operands.empty_forward(x, ndim, eps)
+        return y, rstd
     key = spec.key("rms_norm", (x,), weight, None, None, ndim, "", flags, compiled)
     return memo.serve(spec.RMS_NORM, key, device_info(x.device), lambda: spec.problem(key), (x, weight, ndim, eps))
 
@@ -166,6 +172,8 @@ def execute_layer_norm_backward(
     """(dx, dw, db) on real tensors; gradients not wanted have size 0."""
     _check_backward("layer_norm_backward", dy, x, mean, rstd, weight, ndim)
     wanted = operands.wanted(mask, weight is not None, bias_dtype is not None)
+    if x.numel() == 0 or not any(wanted):
+        return _empty_gradients(x, ndim, wanted, None if weight is None else weight.dtype, bias_dtype)
     key = spec.key(
         "layer_norm_backward", (x, dy), weight, None, bias_dtype, ndim, spec.grads_of(wanted), flags, compiled
     )
@@ -188,6 +196,8 @@ def execute_rms_norm_backward(
     """(dx, dw) on real tensors; gradients not wanted have size 0."""
     _check_backward("rms_norm_backward", dy, x, None, rstd, weight, ndim)
     wanted = operands.wanted(mask, weight is not None)
+    if x.numel() == 0 or not any(wanted):
+        return _empty_gradients(x, ndim, wanted, None if weight is None else weight.dtype)
     key = spec.key("rms_norm_backward", (x, dy), weight, None, None, ndim, spec.grads_of(wanted), flags, compiled)
     arguments = (dy, x, rstd, weight, ndim, eps, wanted)
     return memo.serve(spec.RMS_NORM_BACKWARD, key, device_info(x.device), lambda: spec.problem(key), arguments)

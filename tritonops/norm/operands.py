@@ -76,10 +76,3 @@ def empty_forward(x: torch.Tensor, ndim: int, eps: float) -> tuple[torch.Tensor,
     m, _ = sizes(x.shape, ndim)
     mean = torch.zeros(m, dtype=stats_dtype(x.dtype), device=x.device)
     return x.new_empty(x.shape), mean, torch.full_like(mean, eps).rsqrt()
-
-
-def empty_gradient(x: torch.Tensor, ndim: int, dtype: torch.dtype | None) -> torch.Tensor:
-    """A parameter's gradient where M or N is 0 (zeros, the sum over no rows), or size 0 where `dtype` is None."""
-    if dtype is None:
-        return x.new_empty(0)
-    return torch.zeros(x.shape[x.dim() - ndim :], dtype=dtype, device=x.device)

@@ -69,8 +69,6 @@ def _forward(
     center: bool,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     m, n = operands.sizes(x.shape, ndim)
-    if m == 0 or n == 0:
-        return operands.empty_forward(x, ndim, eps)
     y = x.new_empty(x.shape)
     mean = torch.empty(m if center else 0, dtype=torch.float32, device=x.device)
     rstd = torch.empty(m, dtype=torch.float32, device=x.device)
@@ -118,15 +116,10 @@ def _backward(
     want_dx, want_dw, want_db = operands.wanted(mask, weight is not None, bias_dtype is not None)
     dw_dtype = weight.dtype if weight is not None and want_dw else None
     db_dtype = bias_dtype if want_db else None
-    if m == 0 or n == 0:
-        dx = x.new_empty(x.shape if want_dx else 0)
-        return dx, operands.empty_gradient(x, ndim, dw_dtype), operands.empty_gradient(x, ndim, db_dtype)
     parameter_shape = x.shape[x.dim() - ndim :]
     dx = x.new_empty(x.shape if want_dx else 0)
     dw = x.new_empty(parameter_shape, dtype=dw_dtype) if want_dw else x.new_empty(0)
     db = x.new_empty(parameter_shape, dtype=db_dtype) if want_db else x.new_empty(0)
-    if not (want_dx or want_dw or want_db):
-        return dx, dw, db
 
     meta, options = choice.variant.meta, choice.variant.options
     tile_m, block_n = tile_rows(meta["tile"], n), launch.next_power_of_2(n)

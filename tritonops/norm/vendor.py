@@ -42,8 +42,6 @@ def layer_norm(
 ) -> Norm:
     """(y, mean, rstd) of torch.native_layer_norm over rows: see variants.py."""
     m, n = operands.sizes(x.shape, ndim)
-    if m == 0 or n == 0:
-        return operands.empty_forward(x, ndim, eps)
     dtype, stats = _compute_dtype(x, _dtype(weight), _dtype(bias)), operands.stats_dtype(x.dtype)
     with _compat.no_autocast(x.device.type):
         y, mean, rstd = torch.native_layer_norm(
@@ -76,12 +74,6 @@ def layer_norm_backward(
     m, n = operands.sizes(x.shape, ndim)
     want_dx, want_dw, want_db = operands.wanted(mask, weight is not None, bias_dtype is not None)
     dx, dw, db = x.new_empty(x.shape if want_dx else 0), x.new_empty(0), x.new_empty(0)
-    if m == 0 or n == 0:
-        return (
-            dx,
-            operands.empty_gradient(x, ndim, _dtype(weight) if want_dw else None),
-            operands.empty_gradient(x, ndim, bias_dtype if want_db else None),
-        )
     dtype = _compute_dtype(x, _dtype(weight), bias_dtype)
     wide = operands.stats_dtype(dtype)
     parameter, parameter_shape = _vector(weight, dtype), x.shape[x.dim() - ndim :]
@@ -110,9 +102,6 @@ def layer_norm_backward(
 def rms_norm(choice: Choice, x: torch.Tensor, weight: torch.Tensor | None, ndim: int, eps: float) -> Norm:
     """(y, rstd) of aten._fused_rms_norm on CUDA, else of its formula."""
     m, n = operands.sizes(x.shape, ndim)
-    if m == 0 or n == 0:
-        y, _, rstd = operands.empty_forward(x, ndim, eps)
-        return y, rstd
     dtype, stats = _compute_dtype(x, _dtype(weight)), operands.stats_dtype(x.dtype)
     fused = _fused_rms_norm("_fused_rms_norm", x)
     with _compat.no_autocast(x.device.type):
@@ -140,10 +129,6 @@ def rms_norm_backward(
     m, n = operands.sizes(x.shape, ndim)
     want_dx, want_dw = operands.wanted(mask, weight is not None)
     dx, dw = x.new_empty(x.shape if want_dx else 0), x.new_empty(0)
-    if m == 0 or n == 0:
-        return dx, operands.empty_gradient(x, ndim, _dtype(weight) if want_dw else None)
-    if not (want_dx or want_dw):
-        return dx, dw
     dtype = _compute_dtype(x, _dtype(weight))
     fused = _fused_rms_norm("_fused_rms_norm_backward", x)
     dy, x2, rstd = dy.reshape(m, n), x.reshape(m, n), rstd.reshape(m, 1)
