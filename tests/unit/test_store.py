@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import importlib.util
 import os
 import socket
 import threading
@@ -81,7 +80,7 @@ def test_a_table_of_another_device_is_not_this_ones(toy, tables) -> None:
     assert heard == [
         "tritonops: no dispatch table for NVIDIA Test (sm_90-132), looked for toy in "
         + ", ".join(str(d / "toy" / "sm_90-132.json") for _, d in store.places())
-        + "; torch's kernels serve."
+        + "; torch's kernels serve. 'python -m tritonops.calibrate toy' measures this GPU."
     ]
 
 
@@ -348,7 +347,7 @@ def test_a_card_of_another_name_is_a_neighbour_and_told_so_once(toys, tables) ->
             tritonops.clear_cache()
     assert heard == [
         f"tritonops: {path} was made on NVIDIA Other, this is NVIDIA Test; only choices at least 10 % ahead of torch "
-        "there are taken."
+        "there are taken. 'python -m tritonops.calibrate toy' measures this GPU."
     ]
     assert store.load(toys[0].spec, GPU).neighbour
     assert not store.load(toys[0].spec, cuda("NVIDIA Other")).neighbour
@@ -379,18 +378,11 @@ def test_versions_that_make_a_table_stale(toy, tables, made, reasons) -> None:
             assert toy(GPU, m) == "one/a"  # it still serves
             tritonops.clear_cache()
     assert store.load(toy.spec, GPU).stale == tuple(reasons)
-    assert heard == (
-        [f"tritonops: {path} may be out of date ({'; '.join(reasons)}); it still serves."] if reasons else []
-    )  # fmt: skip
+    said = f"tritonops: {path} may be out of date ({'; '.join(reasons)}); it still serves. " + (
+        "'python -m tritonops.calibrate toy' measures anew."
+    )
+    assert heard == ([said] if reasons else [])
     assert tritonops.explain("toy", 8, 8, device="sm_90-132").stale == tuple(reasons)
-
-
-def test_warnings_name_the_calibrator_where_it_is_installed(toy, monkeypatch) -> None:
-    find = importlib.util.find_spec
-    monkeypatch.setattr(importlib.util, "find_spec", lambda name: name == "tritonops.calibrate" or find(name))
-    with Heard() as heard:
-        toy(GPU)
-    assert heard[0].endswith("torch's kernels serve. 'python -m tritonops.calibrate toy' measures this GPU.")
 
 
 def test_a_changed_kernel_makes_a_table_stale(toy, tables) -> None:

@@ -39,6 +39,11 @@ class Problem:
     traits: Mapping[str, Any] = field(default_factory=lambda: _EMPTY)
     flags: int = 0
 
+    @property
+    def table_dtype(self) -> str:
+        """What a table calls the dtype: ``tf32`` for a float32 product in TF32, which other kernels win, else dtype."""
+        return "tf32" if self.traits.get("precision") == "tf32" else self.dtype
+
     def describe(self) -> str:
         """``matmul batch=1 M=4096 N=4096 K=512, float16, nt, aligned, eager, fast``."""
         sizes = " ".join(f"{k}={v}" for k, v in self.dims.items())

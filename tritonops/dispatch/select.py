@@ -130,7 +130,8 @@ def illegal(spec: OpSpec, variant: Variant, problem: Problem, device: DeviceInfo
 
 def _section(table: Table, problem: Problem) -> tuple[Section | None, str]:
     """The section for a problem, else its nearest: mode graph -> eager, then policy -> fast."""
-    facts: dict[str, Any] = {f: getattr(problem, f) for f in ("dtype", "layout", "aligned", "policy", "mode")}
+    facts: dict[str, Any] = {f: getattr(problem, f) for f in ("layout", "aligned", "policy", "mode")}
+    facts["dtype"] = problem.table_dtype
     tries: list[tuple[dict[str, Any], str]] = [(facts, "")]
     if problem.mode == "graph":
         tries.append((facts | {"mode": "eager"}, "no section for mode graph, the eager one serves"))
@@ -159,7 +160,7 @@ def _ranked_by_table(spec: OpSpec, problem: Problem, device: DeviceInfo, loaded:
         unknown.append(f"how {device.name} differs from {', '.join(table.names)}")
     section, note = _section(table, problem)
     if section is None:
-        reason = f"{table.path} has no section for {problem.dtype} {problem.layout}".rstrip()
+        reason = f"{table.path} has no section for {problem.table_dtype} {problem.layout}".rstrip()
         ids = last if trusted else (VENDOR, *last)
         return _Ranking(ids, "table default", reason, unknown=tuple(unknown), **common)
     if note:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import errno
-import importlib.util
 import os
 import stat
 import threading
@@ -153,19 +152,12 @@ def load(spec: OpSpec, device: DeviceInfo) -> Loaded:
     return loaded
 
 
-def _calibrate(spec: OpSpec, does: str) -> str:
-    """The command that mends the matter, where this installation has it."""
-    if importlib.util.find_spec(f"{__package__.partition('.')[0]}.calibrate") is None:
-        return ""
-    return f" 'python -m tritonops.calibrate {spec.name}' {does}."
-
-
 def _load(spec: OpSpec, device: DeviceInfo) -> Loaded:
     if device.kind != "cuda":
         return Loaded(None)
     found = search(spec, device)
     searched = tuple(f.path for f in found)
-    measure, again = _calibrate(spec, "measures this GPU"), _calibrate(spec, "measures anew")
+    calibrate = f"'python -m tritonops.calibrate {spec.name}'"
     for f in found:
         if f.status == "damaged":
             warn_once(f"damaged {f.path}", f"tritonops: set aside: {f.problem}")
@@ -175,7 +167,7 @@ def _load(spec: OpSpec, device: DeviceInfo) -> Loaded:
             warn_once(
                 f"absent {device.name} {device.table_name}",
                 f"tritonops: no dispatch table for {device.name} ({device.table_name}), looked for {spec.name} in "
-                f"{', '.join(str(p) for p in searched)}; torch's kernels serve.{measure}",
+                f"{', '.join(str(p) for p in searched)}; torch's kernels serve. {calibrate} measures this GPU.",
             )
         return Loaded(None, searched=searched)
     neighbour = bool(device.name) and device.name not in table.names
@@ -183,13 +175,13 @@ def _load(spec: OpSpec, device: DeviceInfo) -> Loaded:
         warn_once(
             f"neighbour {device.name} {device.table_name}",
             f"tritonops: {table.path} was made on {', '.join(table.names)}, this is {device.name}; only choices at "
-            f"least 10 % ahead of torch there are taken.{measure}",
+            f"least 10 % ahead of torch there are taken. {calibrate} measures this GPU.",
         )
     stale = stale_reasons(table, device, spec)
     if stale:
         warn_once(
             f"stale {table.path}",
-            f"tritonops: {table.path} may be out of date ({'; '.join(stale)}); it still serves.{again}",
+            f"tritonops: {table.path} may be out of date ({'; '.join(stale)}); it still serves. {calibrate} measures anew.",
         )
     return Loaded(table, neighbour, stale, searched)
 

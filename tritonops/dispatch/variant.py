@@ -86,10 +86,14 @@ class OpSpec:
         features: further integer table features, computed from the dims and the device (``tiles128``, ...).
         prefer: ranking of our own variants where no table decides (measured defaults or plain caution).
         describe: ``describe(*public_args, **kw)`` -> Problem, for tensors, meta tensors or shapes and a dtype.
-        sample: ``sample(problem, torch_device)`` -> op arguments for a variant's ``run`` that make up that problem;
-            random on a real device, meta tensors on ``"meta"``.
+        sample: ``sample(problem, torch_device, ids)`` -> op arguments for a variant's ``run`` that make up that
+            problem; random on a real device, meta tensors on ``"meta"``. `ids`, one of the record's own, may be left
+            out.
         invariant: the problem whose choice serves every batch size under the batch_invariant policy.
         aliases: further public functions that the op serves, each with its own `describe`.
+        oracle: ``oracle(problem, *op_args)`` -> the op's outputs in float64, all of them, whatever is asked for.
+        terms: length of the longest sum in the computation of a problem.
+        ids: distributions of the data on which a time depends beside the sizes; ``("",)`` where there is none.
     """
 
     name: str
@@ -97,11 +101,14 @@ class OpSpec:
     dims: tuple[str, ...]
     prefer: Callable[[Problem, DeviceInfo], Sequence[str]]
     describe: Callable[..., Problem]
-    sample: Callable[[Problem, str], tuple[Any, ...]]
+    sample: Callable[..., tuple[Any, ...]]
     features: Callable[[Problem, DeviceInfo], Mapping[str, int]] = lambda problem, device: {}
     feature_names: tuple[str, ...] = ()
     invariant: Callable[[Problem], Problem] = lambda problem: problem
     aliases: Mapping[str, Callable[..., Problem]] = field(default_factory=lambda: MappingProxyType({}))
+    oracle: Callable[..., tuple[Any, ...]] | None = None
+    terms: Callable[[Problem], int] = lambda problem: 1
+    ids: tuple[str, ...] = ("",)
 
     def variants(self) -> dict[str, Variant]:
         return _variants(self)

@@ -258,25 +258,54 @@ def _rows(problem: Problem, count: int, device: str) -> Tensor:
     return torch.randn(shape, device=device).to(dtype)[:, :columns]
 
 
-def _ids(problem: Problem, device: str) -> Tensor:
-    dtype, count = getattr(torch, problem.traits["index"]), problem.dims["T"]
+# zipf1.0: the k-th most frequent id is 1/k as frequent as the first, which is how often words occur (Zipf 1949).
+IDS = ("uniform", "zipf1.0")
+
+
+def _ids(problem: Problem, device: str, ids: str) -> Tensor:
+    dtype, count, rows = getattr(torch, problem.traits["index"]), problem.dims["T"], max(problem.dims["V"], 1)
     if device == "meta":
         return torch.empty(count, dtype=dtype, device=device)
-    return torch.randint(max(problem.dims["V"], 1), (count,), dtype=dtype, device=device)
+    if ids == "uniform":
+        return torch.randint(rows, (count,), dtype=dtype, device=device)
+    if ids != "zipf1.0":
+        raise ValueError(f"ids: expected one of {IDS}, got {ids!r}")
+    frequency = torch.arange(1, rows + 1, dtype=torch.float64, device=device).reciprocal().cumsum(0)
+    drawn = torch.searchsorted(frequency, torch.rand(count, dtype=torch.float64, device=device) * frequency[-1])
+    return torch.randperm(rows, device=device)[drawn.clamp(max=rows - 1)].to(dtype)
 
 
-def sample(problem: Problem, device: str) -> tuple[Tensor, Tensor, int, bool]:
-    """Operands that make up a problem: random on a real device (ids uniform), unallocated on "meta"."""
+def sample(problem: Problem, device: str, ids: str = "uniform") -> tuple[Tensor, Tensor, int, bool]:
+    """Operands that make up a problem: random on a real device, unallocated on "meta"; `ids` is one of IDS."""
     weight = _rows(problem, problem.dims["V"], device)
     padding = 0 if problem.traits["padding"] else -1
-    return weight, _ids(problem, device), padding, problem.traits["scale_grad_by_freq"]
+    return weight, _ids(problem, device, ids), padding, problem.traits["scale_grad_by_freq"]
 
 
-def sample_backward(problem: Problem, device: str) -> tuple[Tensor, Tensor, int, int, bool]:
+def sample_backward(problem: Problem, device: str, ids: str = "uniform") -> tuple[Tensor, Tensor, int, int, bool]:
     """As `sample`, for the backward."""
     dy = _rows(problem, problem.dims["T"], device)
     padding = 0 if problem.traits["padding"] else -1
-    return dy, _ids(problem, device), problem.dims["V"], padding, problem.traits["scale_grad_by_freq"]
+    return dy, _ids(problem, device, ids), problem.dims["V"], padding, problem.traits["scale_grad_by_freq"]
+
+
+def oracle(
+    problem: Problem, weight: Tensor, indices: Tensor, padding_idx: int, scale_grad_by_freq: bool
+) -> tuple[Tensor]:
+    from . import reference
+
+    return (reference.embedding_reference(weight, indices),)
+
+
+def oracle_backward(problem: Problem, *args: Any) -> tuple[Tensor]:
+    from . import reference
+
+    return (reference.embedding_backward_reference(*args),)
+
+
+def terms_backward(problem: Problem) -> int:
+    """Every token may have one id."""
+    return problem.dims["T"]
 
 
 def _invariant(problem: Problem) -> Problem:
@@ -287,8 +316,28 @@ def _invariant(problem: Problem) -> Problem:
 _DIMS = ("T", "D", "V")
 
 SPEC = register(
-    OpSpec(NAME, variants.load_forward, _DIMS, variants.prefer_forward, describe, sample, invariant=_invariant)
+    OpSpec(
+        NAME,
+        variants.load_forward,
+        _DIMS,
+        variants.prefer_forward,
+        describe,
+        sample,
+        invariant=_invariant,
+        oracle=oracle,
+        ids=IDS,
+    )  # fmt: skip
 )
 BACKWARD_SPEC = register(
-    OpSpec(BACKWARD, variants.load_backward, _DIMS, variants.prefer_backward, describe_backward, sample_backward)
+    OpSpec(
+        BACKWARD,
+        variants.load_backward,
+        _DIMS,
+        variants.prefer_backward,
+        describe_backward,
+        sample_backward,
+        oracle=oracle_backward,
+        terms=terms_backward,
+        ids=IDS,
+    )  # fmt: skip
 )

@@ -272,6 +272,12 @@ def sample(problem: Problem, device: str) -> tuple[torch.Tensor, torch.Tensor, B
     return a, b, bias if problem.traits["bias"] else None, None if out == dtype else out
 
 
+def oracle(problem: Problem, a: torch.Tensor, b: torch.Tensor, bias: Bias, out_dtype: OutDtype) -> tuple[torch.Tensor]:
+    from . import reference
+
+    return (reference.oracle(a, b, bias),)
+
+
 def features(problem: Problem, device: DeviceInfo) -> Mapping[str, int]:
     """tiles128: output tiles of 128 x 128; waves100: 100 x tiles128 / SMs, rounded down."""
     d = problem.dims
@@ -322,5 +328,7 @@ SPEC = register(
         ("tiles128", "waves100"),
         invariant,
         {"linear": describe_linear},
+        oracle,
+        lambda problem: problem.dims["K"],
     )
 )

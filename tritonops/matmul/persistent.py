@@ -13,7 +13,7 @@ def matmul_persistent_kernel(
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
     PROGRAMS: tl.constexpr, FLATTEN: tl.constexpr,
     A_BY_COLUMN: tl.constexpr, B_BY_ROW: tl.constexpr, EVEN_K: tl.constexpr, HAS_BIAS: tl.constexpr,
-    PRECISION: tl.constexpr, WIDE: tl.constexpr,
+    PRECISION: tl.constexpr, WIDE: tl.constexpr, ALIGN: tl.constexpr,
 ):  # fmt: skip
     """c = a @ b + bias; a [M, K] and b [K, N] by strides, c [M, N] with unit column stride.
 
@@ -30,4 +30,4 @@ def matmul_persistent_kernel(
             BLOCK_M, BLOCK_N, BLOCK_K, A_BY_COLUMN, B_BY_ROW, EVEN_K, PRECISION, WIDE,
         )  # fmt: skip
         acc = add_bias(acc, bias_ptr, offs_n, N, HAS_BIAS)
-        store_tile(c_ptr, acc, offs_m, offs_n, M, N, stride_cm)
+        store_tile(c_ptr, acc, offs_m, offs_n, M, N, stride_cm, ALIGN)

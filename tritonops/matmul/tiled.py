@@ -12,7 +12,7 @@ def matmul_tiled_kernel(
     stride_ab, stride_am, stride_ak, stride_bb, stride_bk, stride_bn, stride_cb, stride_cm,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
     A_BY_COLUMN: tl.constexpr, B_BY_ROW: tl.constexpr, EVEN_K: tl.constexpr, HAS_BIAS: tl.constexpr,
-    PRECISION: tl.constexpr, WIDE: tl.constexpr,
+    PRECISION: tl.constexpr, WIDE: tl.constexpr, ALIGN: tl.constexpr,
 ):  # fmt: skip
     """c[z] = a[z] @ b[z] + bias; a [batch, M, K], b [batch, K, N] by strides, c [batch, M, N] with unit column stride.
 
@@ -28,4 +28,4 @@ def matmul_tiled_kernel(
         BLOCK_M, BLOCK_N, BLOCK_K, A_BY_COLUMN, B_BY_ROW, EVEN_K, PRECISION, WIDE,
     )  # fmt: skip
     acc = add_bias(acc, bias_ptr, offs_n, N, HAS_BIAS)
-    store_tile(c_ptr + batch * stride_cb, acc, offs_m, offs_n, M, N, stride_cm)
+    store_tile(c_ptr + batch * (stride_cb // ALIGN * ALIGN), acc, offs_m, offs_n, M, N, stride_cm, ALIGN)

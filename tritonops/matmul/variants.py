@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import math
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -48,6 +49,7 @@ def _common(choice: Choice, bias: Bias) -> dict[str, Any]:
         "HAS_BIAS": bias is not None,
         "PRECISION": p.traits["precision"],
         "WIDE": p.traits["wide"],
+        "ALIGN": math.gcd(p.dims["N"], 16 // _ITEMSIZE[p.traits["out"]]),
     }
 
 
@@ -122,6 +124,8 @@ def launch_tma(choice: Choice, a: torch.Tensor, b: torch.Tensor, bias: Bias, c: 
         "SUBTILE": meta["SUBTILE"],
         "STORE_TMA": store_tma,
     }
+    if store_tma:
+        constants["ALIGN"] = 1
     grid = (min(size, _tiles(choice)),)
     launch.launch(launch.kernel(TMA), grid, args, constants, choice.variant.options)
 

@@ -217,6 +217,25 @@ def sample(problem: Problem, device: str) -> tuple[Any, ...]:
     return dy, x, mean, rstd, weight, None if bias is None else bias.dtype, 1, eps, mask
 
 
+def oracle(problem: Problem, *args: Any) -> tuple[torch.Tensor, ...]:
+    from . import reference
+
+    if problem.op == "layer_norm":
+        return reference.layer_norm(*args)
+    if problem.op == "rms_norm":
+        return reference.rms_norm(*args)
+    if problem.op == "layer_norm_backward":
+        dy, x, _, _, weight, _, ndim, eps, _ = args
+        return reference.layer_norm_backward(dy, x, weight, ndim, eps)
+    dy, x, _, weight, ndim, eps, _ = args
+    return reference.rms_norm_backward(dy, x, weight, ndim, eps)
+
+
+def terms(problem: Problem) -> int:
+    """A row, or for the parameters' gradients all rows."""
+    return max(problem.dims.values()) if problem.op.endswith("_backward") else problem.dims["N"]
+
+
 def features(problem: Problem, device: DeviceInfo) -> Mapping[str, int]:
     """N_low: N minus its highest power of two, 0 for a power of two."""
     n = problem.dims["N"]
@@ -241,6 +260,8 @@ def _spec(name: str, describe: Any) -> OpSpec:
             features,
             ("N_low",),
             invariant,
+            oracle=oracle,
+            terms=terms,
         )
     )
 
