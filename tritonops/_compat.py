@@ -7,7 +7,7 @@ import functools
 import importlib.util
 import os
 import re
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib import metadata
 from typing import Any
 
@@ -82,6 +82,23 @@ def tf32_allowed() -> bool:
             return precision == "tf32"
     # The old getter raises once the new switch was set (torch 2.9+), which the branch above has answered.
     return torch.get_float32_matmul_precision() != "highest"
+
+
+@contextlib.contextmanager
+def float32_precision(tf32: bool) -> Iterator[None]:
+    """Whether torch may use TF32 in float32 matmuls on CUDA while the block runs; then the switches are as before.
+
+    The new switch alone is turned where there is one: the old getters raise where a program used both.
+    """
+    matmul = torch.backends.cuda.matmul
+    new = getattr(matmul, "fp32_precision", None) is not None
+    name, value = ("fp32_precision", "tf32" if tf32 else "ieee") if new else ("allow_tf32", tf32)
+    before = getattr(matmul, name)
+    setattr(matmul, name, value)
+    try:
+        yield
+    finally:
+        setattr(matmul, name, before)
 
 
 def renew_after_fork(lock: Any) -> None:

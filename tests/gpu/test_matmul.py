@@ -55,7 +55,7 @@ def test_bfloat16_error_is_the_vendors(variant, case) -> None:
 
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("precision", ["highest", "high"])
-def test_float32_and_tf32(family, precision) -> None:
+def test_float32_is_multiplied_exactly_also_where_tf32_is_allowed(family, precision) -> None:
     torch.set_float32_matmul_precision(precision)
     try:
         for layout in ("nn", "nt", "tn", "tt"):
@@ -63,7 +63,10 @@ def test_float32_and_tf32(family, precision) -> None:
             a, b = CASES[case + layout](torch.float32, "cuda")
             with tritonops.use(variant=family):
                 got = tritonops.matmul(a, b)
-            limit = tolerance(torch.float32, torch.float32, a.shape[-1], tf32=precision == "high")
+            # padded/vendor is torch's kernel, which takes the permission.
+            limit = tolerance(
+                torch.float32, torch.float32, a.shape[-1], tf32=precision == "high" and family == "padded"
+            )
             assert _error(got, oracle(a, b)) <= limit, layout
     finally:
         torch.set_float32_matmul_precision("highest")

@@ -48,14 +48,14 @@ def test_num_01_on_the_gpu(family) -> None:
     try:
         for precision in ("highest", "high", "highest"):
             torch.set_float32_matmul_precision(precision)
-            with tritonops.use(variant=family):
-                errors.setdefault(precision, []).append(
-                    float((tritonops.matmul(a, b).double() - want).norm() / want.norm())
-                )
+            for variant in (family, "vendor"):
+                with tritonops.use(variant=variant):
+                    error = float((tritonops.matmul(a, b).double() - want).norm() / want.norm())
+                errors.setdefault((variant, precision), []).append(error)
     finally:
         torch.set_float32_matmul_precision("highest")
-    assert max(errors["highest"]) < 2e-6
-    assert 2e-5 < errors["high"][0] < 1e-3
+    assert max(errors[family, "highest"] + errors[family, "high"] + errors["vendor", "highest"]) < 2e-6
+    assert 2e-5 < errors["vendor", "high"][0] < 1e-3
 
 
 @pytest.mark.parametrize("n", [1, 3, 33, 65, 1536])

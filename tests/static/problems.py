@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import replace
 
 import torch
 
@@ -18,11 +17,9 @@ def _matmul(spec: OpSpec) -> list[Problem]:
         return spec.describe((m, k), (k, n), dtype=dtype, layout=layout, **more)
 
     batched = spec.describe((3, 1000, 512), (3, 512, 768), dtype=BF16, layout="tn", out_dtype=F32)
-    tf32 = one(4096, 4096, 4096, F32, "nn")
     return [
         one(4096, 4096, 4096, F16, "nn"),
         one(1000, 1001, 999, BF16, "nt", bias=True),
-        replace(tf32, traits={**tf32.traits, "precision": "tf32"}),
         batched,
     ]
 

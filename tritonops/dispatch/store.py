@@ -181,7 +181,8 @@ def _load(spec: OpSpec, device: DeviceInfo) -> Loaded:
     if stale:
         warn_once(
             f"stale {table.path}",
-            f"tritonops: {table.path} may be out of date ({'; '.join(stale)}); it still serves. {calibrate} measures anew.",
+            f"tritonops: {table.path} may be out of date ({'; '.join(stale)}); it still serves. "
+            f"{calibrate} measures anew.",
         )
     return Loaded(table, neighbour, stale, searched)
 

@@ -109,8 +109,6 @@ def load_backward() -> Sequence[Variant]:
             for t in _ATOMIC_TILES
         ),
         _liger("w4", options(4, cap=False)),
-        _liger("w4-l0", options(4, cap=False, level=0)),
-        _liger("w4-l10", options(4, cap=False, level=10)),
         _liger("w8", options(8)),
         _liger("w16", options(16)),
     )

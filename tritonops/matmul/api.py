@@ -130,8 +130,9 @@ def matmul(
         out_dtype: None (the operands' dtype), or torch.float32 for 16-bit operands: the float32 sums unrounded.
 
     Returns:
-        A contiguous tensor of torch.matmul's shape. Sums are in float32 (float32 operands: TF32 products where
-        torch's float32 matmul precision allows them); each result is rounded once before the activation.
+        A contiguous tensor of torch.matmul's shape. Sums are in float32; each result is rounded once before the
+        activation. Products of float32 operands are TF32 only where torch's float32 matmul precision allows it and
+        torch's kernel serves; the Triton variants multiply them exactly.
 
     Differentiable any number of times in a, b, bias and residual; under autocast, operands are cast as
     torch.matmul's are. Deterministic: the same variant gives the same bits, and under

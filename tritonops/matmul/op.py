@@ -286,17 +286,14 @@ def features(problem: Problem, device: DeviceInfo) -> Mapping[str, int]:
 
 
 def prefer(problem: Problem, device: DeviceInfo) -> list[str]:
-    """Our variants where no table decides: descriptors where they are legal, tiles by M, fp32 in small K steps."""
+    """Our variants where no table decides: descriptors where they are legal, tiles by M, small tiles for float32."""
     m = problem.dims["M"]
     order = ["tma_persistent/128x256x64-g8-w8-s3-p1-flat", "tma_persistent/128x256x64-g8-w8-s4-p1-sub"]
     order += ["padded/tma-128x256x64-g8-w8-s3-p1-sub"]
-    if problem.dtype == "float32":
-        order = ["tma_persistent/128x128x32-g8-w8-s4-p1-sub", "padded/tma-128x128x32-g8-w8-s4-p1-sub"]
-        order += ["tiled/128x128x32-g8-w4-s4"]
-    # On FMA units (ieee float32) a 128-wide tile spills and the interpreter's time goes with the padded tile.
+    # On FMA units (float32) a 128-wide tile spills, and the interpreter's time goes with the padded tile.
     if problem.policy == "batch_invariant":
         order = []
-    elif device.kind == "interpreter" or problem.traits["precision"] == "ieee" and problem.dtype == "float32":
+    elif device.kind == "interpreter" or problem.dtype == "float32":
         order = ["tiled/32x64x32-g8-w4-s3"]
     elif m <= 16:
         order = ["tiled/16x128x128-g8-w4-s4", *order]

@@ -6,14 +6,14 @@ import triton.language as tl
 from .tiles import add_bias, dot_over_k, offsets, store_tile, tile_of
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def matmul_persistent_kernel(
     a_ptr, b_ptr, bias_ptr, c_ptr, M, N, K,
     stride_am, stride_ak, stride_bk, stride_bn, stride_cm,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
     PROGRAMS: tl.constexpr, FLATTEN: tl.constexpr,
     A_BY_COLUMN: tl.constexpr, B_BY_ROW: tl.constexpr, EVEN_K: tl.constexpr, HAS_BIAS: tl.constexpr,
-    PRECISION: tl.constexpr, WIDE: tl.constexpr, ALIGN: tl.constexpr,
+    WIDE: tl.constexpr, ALIGN: tl.constexpr, ALIGN_M: tl.constexpr,
 ):  # fmt: skip
     """c = a @ b + bias; a [M, K] and b [K, N] by strides, c [M, N] with unit column stride.
 
@@ -27,7 +27,7 @@ def matmul_persistent_kernel(
         offs_n = offsets(pid_n, BLOCK_N, WIDE)
         acc = dot_over_k(
             a_ptr, b_ptr, offs_m, offs_n, M, N, K, stride_am, stride_ak, stride_bk, stride_bn,
-            BLOCK_M, BLOCK_N, BLOCK_K, A_BY_COLUMN, B_BY_ROW, EVEN_K, PRECISION, WIDE,
+            BLOCK_M, BLOCK_N, BLOCK_K, A_BY_COLUMN, B_BY_ROW, EVEN_K, WIDE, ALIGN_M,
         )  # fmt: skip
         acc = add_bias(acc, bias_ptr, offs_n, N, HAS_BIAS)
         store_tile(c_ptr, acc, offs_m, offs_n, M, N, stride_cm, ALIGN)

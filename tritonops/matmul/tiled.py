@@ -6,13 +6,13 @@ import triton.language as tl
 from .tiles import add_bias, dot_over_k, offsets, store_tile, tile_of
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def matmul_tiled_kernel(
     a_ptr, b_ptr, bias_ptr, c_ptr, M, N, K,
     stride_ab, stride_am, stride_ak, stride_bb, stride_bk, stride_bn, stride_cb, stride_cm,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
     A_BY_COLUMN: tl.constexpr, B_BY_ROW: tl.constexpr, EVEN_K: tl.constexpr, HAS_BIAS: tl.constexpr,
-    PRECISION: tl.constexpr, WIDE: tl.constexpr, ALIGN: tl.constexpr,
+    WIDE: tl.constexpr, ALIGN: tl.constexpr, ALIGN_M: tl.constexpr,
 ):  # fmt: skip
     """c[z] = a[z] @ b[z] + bias; a [batch, M, K], b [batch, K, N] by strides, c [batch, M, N] with unit column stride.
 
@@ -25,7 +25,7 @@ def matmul_tiled_kernel(
     acc = dot_over_k(
         a_ptr + batch * stride_ab, b_ptr + batch * stride_bb, offs_m, offs_n, M, N, K,
         stride_am, stride_ak, stride_bk, stride_bn,
-        BLOCK_M, BLOCK_N, BLOCK_K, A_BY_COLUMN, B_BY_ROW, EVEN_K, PRECISION, WIDE,
+        BLOCK_M, BLOCK_N, BLOCK_K, A_BY_COLUMN, B_BY_ROW, EVEN_K, WIDE, ALIGN_M,
     )  # fmt: skip
     acc = add_bias(acc, bias_ptr, offs_n, N, HAS_BIAS)
     store_tile(c_ptr + batch * (stride_cb // ALIGN * ALIGN), acc, offs_m, offs_n, M, N, stride_cm, ALIGN)

@@ -28,9 +28,11 @@ def dot_over_k(
     stride_am, stride_ak, stride_bk, stride_bn,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr,
     A_BY_COLUMN: tl.constexpr, B_BY_ROW: tl.constexpr, EVEN_K: tl.constexpr,
-    PRECISION: tl.constexpr, WIDE: tl.constexpr,
+    WIDE: tl.constexpr, ALIGN_M: tl.constexpr,
 ):  # fmt: skip
     """fp32 [BLOCK_M, BLOCK_N] = a[offs_m, :] @ b[:, offs_n].
+
+    M, on which the JIT does not specialise, is a multiple of ALIGN_M, so that masked loads along it are vectors.
 
     Rows of a past M, columns of b past N: along the contiguous dimension they are masked, so that vector loads stay
     inside the buffer; across it they are clamped to 0, which costs no predicate in the loop. Either way they only
@@ -52,9 +54,9 @@ def dot_over_k(
         b_ptrs = b_cols + kk[:, None] * stride_bk
         if A_BY_COLUMN:
             if EVEN_K:
-                a = tl.load(a_ptrs, mask=(offs_m < M)[:, None], other=0.0)
+                a = tl.load(a_ptrs, mask=(offs_m < M // ALIGN_M * ALIGN_M)[:, None], other=0.0)
             else:
-                a = tl.load(a_ptrs, mask=(offs_m < M)[:, None] & k_in[None, :], other=0.0)
+                a = tl.load(a_ptrs, mask=(offs_m < M // ALIGN_M * ALIGN_M)[:, None] & k_in[None, :], other=0.0)
         else:
             if EVEN_K:
                 a = tl.load(a_ptrs)
@@ -70,7 +72,8 @@ def dot_over_k(
                 b = tl.load(b_ptrs)
             else:
                 b = tl.load(b_ptrs, mask=k_in[:, None], other=0.0)
-        acc = tl.dot(a, b, acc, input_precision=PRECISION)
+        # Not TF32, whose operands Triton truncates: relative error 7.7e-4 at K = 256, cuBLAS has 2.9e-4 (H200).
+        acc = tl.dot(a, b, acc, input_precision="ieee")
     return acc
 
 

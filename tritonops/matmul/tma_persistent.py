@@ -17,13 +17,13 @@ def _store(c, acc, pid_m, col, M, N, stride_cm, bias_ptr, BLOCK_M: tl.constexpr,
         store_tile(c, acc, offsets(pid_m, BLOCK_M, WIDE), offs_n, M, N, stride_cm, ALIGN)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["M"])
 def matmul_tma_persistent_kernel(
     a_desc, b_desc, bias_ptr, c, M, N, K, stride_cm,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,
     PROGRAMS: tl.constexpr, FLATTEN: tl.constexpr, SUBTILE: tl.constexpr, STORE_TMA: tl.constexpr,
     A_BY_COLUMN: tl.constexpr, B_BY_ROW: tl.constexpr, HAS_BIAS: tl.constexpr,
-    PRECISION: tl.constexpr, WIDE: tl.constexpr, ALIGN: tl.constexpr,
+    WIDE: tl.constexpr, ALIGN: tl.constexpr,
 ):  # fmt: skip
     """c = a @ b + bias.
 
@@ -47,7 +47,7 @@ def matmul_tma_persistent_kernel(
                 b = b_desc.load([k * BLOCK_K, pid_n * BLOCK_N])
             else:
                 b = b_desc.load([pid_n * BLOCK_N, k * BLOCK_K]).T
-            acc = tl.dot(a, b, acc, input_precision=PRECISION)
+            acc = tl.dot(a, b, acc, input_precision="ieee")
         if SUBTILE:
             halves = tl.permute(tl.reshape(acc, (BLOCK_M, 2, BLOCK_N // 2)), (0, 2, 1))
             left, right = tl.split(halves)

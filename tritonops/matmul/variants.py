@@ -47,9 +47,18 @@ def _common(choice: Choice, bias: Bias) -> dict[str, Any]:
         "A_BY_COLUMN": p.layout[0] == "t",
         "B_BY_ROW": p.layout[1] == "n",
         "HAS_BIAS": bias is not None,
-        "PRECISION": p.traits["precision"],
         "WIDE": p.traits["wide"],
         "ALIGN": math.gcd(p.dims["N"], 16 // _ITEMSIZE[p.traits["out"]]),
+    }
+
+
+def _pointers(choice: Choice) -> dict[str, Any]:
+    """What the kernels that load through pointers are told beside."""
+    p, d = choice.problem, choice.problem.dims
+    by_column = p.layout[0] == "t"
+    return {
+        "EVEN_K": d["K"] % choice.variant.meta["BLOCK_K"] == 0,
+        "ALIGN_M": math.gcd(d["M"], 16 // _ITEMSIZE[p.dtype]) if by_column else 1,
     }
 
 
@@ -60,13 +69,13 @@ def _tiles(choice: Choice) -> int:
 
 def run_tiled(choice: Choice, a: torch.Tensor, b: torch.Tensor, bias: Bias, out_dtype: OutDtype) -> torch.Tensor:
     c = _out(choice, a, out_dtype)
-    d, meta = choice.problem.dims, choice.variant.meta
+    d = choice.problem.dims
     batch = (a.stride(0), b.stride(0), c.stride(0)) if a.dim() == 3 else (0, 0, 0)
     args = (
         a, b, bias, c, d["M"], d["N"], d["K"],
         batch[0], a.stride(-2), a.stride(-1), batch[1], b.stride(-2), b.stride(-1), batch[2], c.stride(-2),
     )  # fmt: skip
-    constants = {**_common(choice, bias), "EVEN_K": d["K"] % meta["BLOCK_K"] == 0}
+    constants = {**_common(choice, bias), **_pointers(choice)}
     grid = (_tiles(choice), d["batch"])
     launch.launch(launch.kernel(TILED), grid, args, constants, choice.variant.options)
     return c
@@ -80,7 +89,7 @@ def run_persistent(choice: Choice, a: torch.Tensor, b: torch.Tensor, bias: Bias,
     args = (a2, b2, bias, c2, d["M"], d["N"], d["K"], *a2.stride(), *b2.stride(), c2.stride(0))
     constants = {
         **_common(choice, bias),
-        "EVEN_K": d["K"] % meta["BLOCK_K"] == 0,
+        **_pointers(choice),
         "PROGRAMS": size,
         "FLATTEN": meta["FLATTEN"],
     }

@@ -78,7 +78,7 @@ def layer_norm_backward(
             "COMPUTE_DW": want_dw,
             "COMPUTE_DB": want_db,
         },
-        launch.options(meta["warps"] or own_warps(n), 3, cap=meta["cap"], level=meta["level"]),
+        launch.options(meta["warps"] or own_warps(n), 3, cap=meta["cap"]),
     )  # fmt: skip
     return (
         dx,

@@ -42,16 +42,9 @@ BACKWARD = (
     (16384, 32, 2, 1),
 )
 
-# (name, warps or 0 for Liger's own rule, maxnreg at its ceiling, ptxas register usage level)
-LIGER = (
-    ("own", 0, False, None),
-    ("own-cap", 0, True, None),
-    ("own-cap-l0", 0, True, 0),
-    ("own-cap-l10", 0, True, 10),
-    ("w8-cap", 8, True, None),
-    ("w16-cap", 16, True, None),
-    ("w32-cap", 32, True, None),
-)
+# (name, warps or 0 for Liger's own rule, maxnreg at its ceiling). ptxas register usage levels 0 and 10 are no
+# configurations of their own: median 1.00 of the default's time over 38 sizes (H200, Triton 3.6, ptxas 12.8).
+LIGER = (("own", 0, False), ("own-cap", 0, True), ("w8-cap", 8, True), ("w16-cap", 16, True), ("w32-cap", 32, True))
 
 
 def _forward(run_rows: Callable[..., Any], run_vendor: Callable[..., Any]) -> list[Variant]:
@@ -92,11 +85,11 @@ def _liger() -> list[Variant]:
             id=f"liger/{name}",
             run=liger.layer_norm_backward,
             requires=liger.requires,
-            meta={"warps": warps, "cap": cap, "level": level},
-            options=launch.options(warps, 3, cap=cap, level=level) if warps else {},
+            meta={"warps": warps, "cap": cap},
+            options=launch.options(warps, 3, cap=cap) if warps else {},
             kernel=liger.KERNEL,
         )
-        for name, warps, cap, level in LIGER
+        for name, warps, cap in LIGER
     ]
 
 

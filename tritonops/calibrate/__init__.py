@@ -1,0 +1,1 @@
+"""Learning a GPU's dispatch tables from measurements: ``python -m tritonops.calibrate``. Nothing imports this."""
