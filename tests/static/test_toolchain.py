@@ -416,3 +416,16 @@ def test_gluon_kernels_compile_too():
     request = LaunchRequest(gluon_copy_kernel, (4,), (x, x, 1024), {"BLOCK": 256}, launch.options(4))
     c = compile_request(request, "sm_90")
     assert c.kernel == "gluon_copy_kernel" and c.resources.sass["LDG"] == c.resources.sass["STG"] == 2
+
+
+def test_a_cache_that_keeps_binaries_only(tmp_path, monkeypatch):
+    """TRITON_STORE_BINARY_ONLY=1, or a cache that was thinned out: registers are known, spills are not guessed."""
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    whole = compile_request(collapsing(), "sm_90")
+    assert [path.unlink() for path in tmp_path.rglob("*.ptx")] == [None]
+    thin = compile_request(collapsing(), "sm_90")
+    assert thin.ptx == "" and thin.cubin == whole.cubin and thin.text_hash == whole.text_hash
+    assert (whole.resources.spill_stores or 0) > 0 and thin.resources.spill_stores is None
+    assert (thin.resources.registers, thin.resources.frame) == (whole.resources.registers, whole.resources.frame)
+    for compiled in (whole, thin):
+        assert str(screen(compiled.resources, compiled.shared, "sm_90-132")).startswith("register collapse")

@@ -145,7 +145,7 @@ def _section(table: Table, problem: Problem) -> tuple[Section | None, str]:
     return None, ""
 
 
-def _ranked_by_table(spec: OpSpec, problem: Problem, device: DeviceInfo, loaded: Loaded) -> _Ranking:
+def ranked_by_table(spec: OpSpec, problem: Problem, device: DeviceInfo, loaded: Loaded) -> _Ranking:
     table = loaded.table
     if table is None:
         raise ValueError("no table")
@@ -202,7 +202,7 @@ def _rank(spec: OpSpec, problem: Problem, device: DeviceInfo) -> _Ranking:
         return _Ranking((*own, VENDOR), "interpreter", "TRITON_INTERPRET=1 runs Triton's kernels on CPU tensors")
     loaded = load(spec, device)
     if loaded.table is not None:
-        return _ranked_by_table(spec, problem, device, loaded)
+        return ranked_by_table(spec, problem, device, loaded)
     if device.kind == "cpu":
         return _Ranking((VENDOR, *spec.prefer(problem, device)), "no GPU", "on the CPU torch's own kernels serve")
     own = tuple(spec.prefer(problem, device))
@@ -262,7 +262,7 @@ def _forced(spec: OpSpec, problem: Problem, device: DeviceInfo, wish: str, asked
     if device.kind == "cuda":
         loaded = load(spec, device)
         if loaded.table is not None:
-            preferred = [*_ranked_by_table(spec, problem, device, loaded).ids, *preferred]
+            preferred = [*ranked_by_table(spec, problem, device, loaded).ids, *preferred]
     rejected: list[tuple[str, str]] = []
     for vid in dict.fromkeys(preferred):
         if override.matches(vid, wish):

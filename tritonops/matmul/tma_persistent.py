@@ -10,14 +10,14 @@ from .tiles import add_bias, offsets, store_tile, tile_of
 def _store(c, acc, pid_m, col, M, N, stride_cm, bias_ptr, BLOCK_M: tl.constexpr, WIDTH: tl.constexpr,
            STORE_TMA: tl.constexpr, HAS_BIAS: tl.constexpr, WIDE: tl.constexpr, ALIGN: tl.constexpr):  # fmt: skip
     offs_n = offsets(col, WIDTH, WIDE)
-    acc = add_bias(acc, bias_ptr, offs_n, N, HAS_BIAS)
+    acc = add_bias(acc, bias_ptr, offs_n, N, HAS_BIAS, ALIGN)
     if STORE_TMA:
         c.store([pid_m * BLOCK_M, col * WIDTH], acc.to(c.dtype))
     else:
         store_tile(c, acc, offsets(pid_m, BLOCK_M, WIDE), offs_n, M, N, stride_cm, ALIGN)
 
 
-@triton.jit(do_not_specialize=["M"])
+@triton.jit(do_not_specialize=["M", "N", "K", "stride_cm"])
 def matmul_tma_persistent_kernel(
     a_desc, b_desc, bias_ptr, c, M, N, K, stride_cm,
     BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_K: tl.constexpr, GROUP_M: tl.constexpr,

@@ -52,14 +52,20 @@ def _common(choice: Choice, bias: Bias) -> dict[str, Any]:
     }
 
 
-def _pointers(choice: Choice) -> dict[str, Any]:
-    """What the kernels that load through pointers are told beside."""
-    p, d = choice.problem, choice.problem.dims
-    by_column = p.layout[0] == "t"
-    return {
-        "EVEN_K": d["K"] % choice.variant.meta["BLOCK_K"] == 0,
-        "ALIGN_M": math.gcd(d["M"], 16 // _ITEMSIZE[p.dtype]) if by_column else 1,
-    }
+def _access(t: torch.Tensor, by_column: bool) -> tuple[int, int | None, int]:
+    """How a kernel walks over a matrix: stride across, stride along (None for 1), and alignment in elements.
+
+    The alignment, at most 16 bytes, divides the stride across, the batch's stride and the length along.
+    """
+    along, across = (-2, -1) if by_column else (-1, -2)
+    if t.shape[along] > 1 and t.stride(along) != 1:
+        return t.stride(across), t.stride(along), 1
+    align = math.gcd(16 // t.element_size(), t.shape[along])
+    if t.shape[across] > 1:
+        align = math.gcd(align, t.stride(across))
+    if t.dim() == 3 and t.shape[0] > 1:
+        align = math.gcd(align, t.stride(0))
+    return t.stride(across), None, align
 
 
 def _tiles(choice: Choice) -> int:
@@ -69,13 +75,15 @@ def _tiles(choice: Choice) -> int:
 
 def run_tiled(choice: Choice, a: torch.Tensor, b: torch.Tensor, bias: Bias, out_dtype: OutDtype) -> torch.Tensor:
     c = _out(choice, a, out_dtype)
-    d = choice.problem.dims
+    d, constants = choice.problem.dims, _common(choice, bias)
     batch = (a.stride(0), b.stride(0), c.stride(0)) if a.dim() == 3 else (0, 0, 0)
+    stride_a, unit_a, constants["ALIGN_A"] = _access(a, constants["A_BY_COLUMN"])
+    stride_b, unit_b, constants["ALIGN_B"] = _access(b, not constants["B_BY_ROW"])
+    constants["EVEN_K"] = d["K"] % constants["BLOCK_K"] == 0
     args = (
         a, b, bias, c, d["M"], d["N"], d["K"],
-        batch[0], a.stride(-2), a.stride(-1), batch[1], b.stride(-2), b.stride(-1), batch[2], c.stride(-2),
+        batch[0], stride_a, unit_a, batch[1], stride_b, unit_b, batch[2], c.stride(-2),
     )  # fmt: skip
-    constants = {**_common(choice, bias), **_pointers(choice)}
     grid = (_tiles(choice), d["batch"])
     launch.launch(launch.kernel(TILED), grid, args, constants, choice.variant.options)
     return c
@@ -86,13 +94,11 @@ def run_persistent(choice: Choice, a: torch.Tensor, b: torch.Tensor, bias: Bias,
     a2, b2, c2 = (t.squeeze(0) if t.dim() == 3 else t for t in (a, b, c))
     d, meta = choice.problem.dims, choice.variant.meta
     size = programs(choice, meta["PER_SM"])
-    args = (a2, b2, bias, c2, d["M"], d["N"], d["K"], *a2.stride(), *b2.stride(), c2.stride(0))
-    constants = {
-        **_common(choice, bias),
-        **_pointers(choice),
-        "PROGRAMS": size,
-        "FLATTEN": meta["FLATTEN"],
-    }
+    constants = _common(choice, bias) | {"PROGRAMS": size, "FLATTEN": meta["FLATTEN"]}
+    stride_a, unit_a, constants["ALIGN_A"] = _access(a2, constants["A_BY_COLUMN"])
+    stride_b, unit_b, constants["ALIGN_B"] = _access(b2, not constants["B_BY_ROW"])
+    constants["EVEN_K"] = d["K"] % constants["BLOCK_K"] == 0
+    args = (a2, b2, bias, c2, d["M"], d["N"], d["K"], stride_a, unit_a, stride_b, unit_b, c2.stride(0))
     grid = (min(size, _tiles(choice)),)
     launch.launch(launch.kernel(PERSISTENT), grid, args, constants, choice.variant.options)
     return c

@@ -42,7 +42,7 @@ class Compiled:
     Attributes:
         kernel: its name, also in the cubin and in a profile.
         target: ``sm_90`` and the like (the code is for ``sm_90a``, as always with Triton).
-        ptx, cubin: what Triton made.
+        ptx, cubin: what Triton made; ptx is "" where Triton's cache keeps binaries only.
         shared: dynamic shared memory a launch asks for, in bytes.
         num_warps: warps a block, those of warp specialisation included.
         seconds: wall time of compiling; small where Triton's cache had it.
@@ -127,7 +127,9 @@ def _compile(
     started = time.perf_counter()
     try:
         result = _triton_compile(request, device.capability, options, tool, printed)
-        metadata, ptx, cubin = result.metadata, result.asm["ptx"], result.asm["cubin"]
+        metadata, cubin = result.metadata, result.asm["cubin"]
+        # TRITON_STORE_BINARY_ONLY leaves everything else out of Triton's cache.
+        ptx = result.asm.get("ptx", "")
     except Exception as error:
         text = str(error)
         if "ptxas" in text and not tool.own and _own_assembler_accepts(request, device.capability, options):

@@ -135,7 +135,7 @@ def measure(compiled: Compiled, *, spills: bool = True, sass: bool = True) -> Re
     info = kernel_info(compiled.cubin, compiled.kernel)
     stores: int | None = 0
     loads: int | None = 0
-    if info.frame != 0 and not spills:
+    if info.frame != 0 and not (spills and compiled.ptx):
         stores = loads = None
     elif info.frame != 0:
         tool = assembler(compiled.capability)
