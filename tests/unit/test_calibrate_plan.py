@@ -23,6 +23,7 @@ from tritonops.calibrate.candidates import Candidate, Section
 from tritonops.calibrate.case import Case
 from tritonops.calibrate.plan import PlanError, plan, quotas, read, read_shapes, write
 from tritonops.calibrate.raw import Paths
+from tritonops.calibrate.samples import pool_of
 from tritonops.calibrate.spread import Spread, log
 from tritonops.device import named_device
 from tritonops.dispatch import store
@@ -179,15 +180,26 @@ def test_most_held_out_layers_are_of_models(op) -> None:
 
 
 def test_held_out_cases_lie_where_training_measured(op) -> None:
+    def pool(c: Case) -> Section:
+        return dataclasses.replace(section(c), dtype=pool_of(c.problem.table_dtype))
+
     hulls: dict[Section, list[tuple[int, ...]]] = defaultdict(list)
     for c in planned(op):
         if not c.heldout:
-            hulls[section(c)].append(sizes(c))
+            hulls[pool(c)].append(sizes(c))
     for c in planned(op):
-        low, high = (tuple(map(end, zip(*hulls[section(c)], strict=True))) for end in (min, max))
+        low, high = (tuple(map(end, zip(*hulls[pool(c)], strict=True))) for end in (min, max))
         inside = all(a <= b <= z for a, b, z in zip(low, sizes(c), high, strict=True))
         # Small sections do not span the products that are listed for all dtypes.
         assert inside or c.source in ("rows of 8208 and of 8200 bytes", "odd N and K") and c.problem.dtype != "bfloat16"
+
+
+def test_pooled_dtypes_measure_different_shapes(op) -> None:
+    half, brain = (
+        {(*sizes(c), c.problem.layout) for c in planned(op) if not c.heldout and c.problem.dtype == dtype}
+        for dtype in ("float16", "bfloat16")
+    )
+    assert half and not half & brain
 
 
 # Order
@@ -284,10 +296,10 @@ def test_the_same_on_every_device_and_in_every_process() -> None:
     ]  # fmt: skip
     digest = hashlib.sha256(json.dumps(here).encode()).hexdigest()
     assert first == second == f"{len(here)} {digest}\n"
-    assert (len(here), digest) == (965, DIGEST)
+    assert (len(here), digest) == (1101, DIGEST)
 
 
-DIGEST = "a4b4cf3dbd617d5b3a1043ce6703d7792a545e111843302e268de009e903791f"
+DIGEST = "2f30c733133f7a18e06f446c491beae28624724fdf863d3433f86fe106bf657a"
 
 
 def test_keys_are_unique_and_an_op_without_lists_is_named(op, toy) -> None:

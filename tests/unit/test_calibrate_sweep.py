@@ -195,3 +195,17 @@ def test_kill_9_loses_at_most_the_case_in_flight(paths, seconds: float) -> None:
     bench = Bench()
     assert run(paths, bench, cases[: len(found) + 3], resume=True) == 0
     assert [k for k, _ in bench.asked] == [c.key for c in cases[len(found) : len(found) + 3]]
+
+
+def test_a_case_that_does_not_fit_is_put_on_file_and_not_tried_again(paths) -> None:
+    class Small(Bench):
+        def __call__(self, spec, case, candidates) -> Measured:
+            if case == CASES[2]:
+                self.asked.append((case.key, tuple(candidates)))
+                return Measured(case, {}, failed={"vendor": "does not fit: OutOfMemoryError: no"})
+            return super().__call__(spec, case, candidates)
+
+    first, second = Small(), Small()
+    assert run(paths, first) == run(paths, second, resume=True) == 0
+    assert len(first.asked) == len(CASES) and second.asked == []
+    assert [bool(m.graph) for m in raw.read(paths.raw).measured] == [i != 2 for i in range(len(CASES))]

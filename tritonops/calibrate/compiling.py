@@ -15,6 +15,7 @@ import signal
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from multiprocessing import forkserver, resource_tracker
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
@@ -185,8 +186,8 @@ def _serve(op: str, device: DeviceInfo, environment: dict[str, str], connection:
     os.setpgid(0, 0)
     spec = REGISTRY[op]
     spec.variants()
-    connection.send(None)
-    with contextlib.suppress(EOFError):
+    with contextlib.suppress(EOFError, ConnectionError):  # the parent ended
+        connection.send(None)
         while True:
             job = connection.recv()
             try:
@@ -206,12 +207,23 @@ def _preload() -> list[str]:
     return modules
 
 
+def _start_server() -> None:
+    """Start the fork server, unless it runs, deaf to Ctrl-C, which would end it in a traceback while it imports."""
+    resource_tracker.ensure_running()  # lets SIGINT through again when it has started
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
+
+
 class _Worker:
     def __init__(self, op: str, device: DeviceInfo):
         # Not forked from this process, which may hold a CUDA context and threads, but from one that has imported the
         # package and nothing else: 16 fresh interpreters took 8 s to start, for each op.
         context = multiprocessing.get_context("forkserver")
         context.set_forkserver_preload(_preload())
+        _start_server()
         self.connection, theirs = context.Pipe()
         self.process = context.Process(target=_serve, args=(op, device, dict(os.environ), theirs), daemon=True)
         self.process.start()

@@ -17,8 +17,9 @@ from .candidates import KINDS, NORMS, Candidate, Section, Sizes, fill, gather, p
 from .case import Case
 from .listed import problem_in, read_shapes
 from .raw import Paths
+from .samples import pool_of
 from .shapes import Fields, PlanError, load, parse, read_text
-from .spread import Spread, log
+from .spread import Point, Spread, log
 
 __all__ = ["PlanError", "plan", "quotas", "read", "read_shapes", "write"]
 
@@ -37,12 +38,12 @@ _MATMUL: dict[tuple[str, bool], tuple[Quota, Quota, Quota]] = {  # nt, nn, tn
     ("float32", False): ((3, 1), (3, 1), (3, 1)),
 }
 _NORM: dict[tuple[str, bool], Quota] = {
-    ("bfloat16", True): (32, 11),
-    ("float16", True): (8, 3),
-    ("float32", True): (22, 8),
-    ("bfloat16", False): (8, 3),
-    ("float16", False): (3, 2),
-    ("float32", False): (6, 2),
+    ("bfloat16", True): (40, 13),
+    ("float16", True): (12, 4),
+    ("float32", True): (30, 10),
+    ("bfloat16", False): (12, 4),
+    ("float16", False): (4, 2),
+    ("float32", False): (8, 3),
 }
 _EMBEDDING: dict[tuple[str, bool], Quota] = {
     ("bfloat16", True): (16, 6),
@@ -100,13 +101,20 @@ def plan(spec: OpSpec, device: DeviceInfo) -> list[Case]:
     # Not only the shapes that will be chosen, but all that might be: models that are held out are never measured.
     closed = {_product(c.sizes) for candidates in kept.values() for c in candidates}
     streams: list[list[Case]] = []
+    # float16 and bfloat16 are learned from together, so the second of them measures what the first has not.
+    pooled: dict[Section, list[tuple[Candidate, Point]]] = {}
     for section, (training, heldout) in wanted.items():
+        pool = pooled.setdefault(dataclasses.replace(section, dtype=pool_of(section.dtype)), [])
         found = gather(spec.name, section, lists, False) + fill(spec.name, section, _FILL * training, False)
         spread = _spread(spec, device, section, [c for c in found if _product(c.sizes) not in closed])
-        spread.span(training)
+        for _, point in pool:
+            spread.avoid(point)
+        if not pool:
+            spread.span(training)
         spread.extend(training, _TRAINING_TURNS)
+        pool += zip(spread.chosen, spread.chosen_points(), strict=True)
         streams.append([_case(spec, section, c, False) for c in spread.chosen])
-        hull = [(min(values), max(values)) for values in zip(*(c.sizes for c in spread.chosen), strict=True)]
+        hull = [(min(values), max(values)) for values in zip(*(c.sizes for c, _ in pool), strict=True)]
         # Outside of what was measured no table claims anything; the listed ones are verified all the same.
         spread = _spread(spec, device, section, [c for c in kept[section] if c.group == "listed" or _in(hull, c)])
         for i in [i for i, c in enumerate(spread.candidates) if c.group == "listed"][:heldout]:

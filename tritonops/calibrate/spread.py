@@ -29,10 +29,16 @@ class Spread:
     def take(self, i: int) -> None:
         self.chosen.append(self.candidates[i])
         self._nearest[i] = -1
-        p = self.points[i]
+        self.avoid(self.points[i])
+
+    def chosen_points(self) -> list[Point]:
+        return [self.points[self.candidates.index(c)] for c in self.chosen]
+
+    def avoid(self, point: Point) -> None:
+        """Keep away from a point as from one that is chosen."""
         for j, q in enumerate(self.points):
             if self._nearest[j] > 0:
-                distance = sum((a - b) * (a - b) for a, b in zip(p, q, strict=True))
+                distance = sum((a - b) * (a - b) for a, b in zip(point, q, strict=True))
                 self._nearest[j] = min(self._nearest[j], distance)
 
     def span(self, count: int) -> None:

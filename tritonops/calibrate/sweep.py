@@ -193,6 +193,8 @@ def sweep(
                 return len(open_cases) - n
             progress(f"{spec.name} {len(cases) - len(open_cases) + n + 1}/{len(cases)} {case.problem.describe()}")
             known = dict(done[case.key].failed) if case.key in done else {}
+            if VENDOR in known:  # it did not fit into this device's memory
+                continue
             candidates = [
                 vid for vid in static.candidates[position[case.key]] if vid not in failed_gate and vid not in known
             ]
@@ -224,6 +226,9 @@ class CudaBench:
         with torch.no_grad(), _compat.float32_precision(case.problem.traits.get("precision") == "tf32"):
             try:
                 return self._measure(spec, case, candidates)
+            except torch.OutOfMemoryError as error:
+                torch.cuda.empty_cache()
+                return Measured(case, {}, failed={VENDOR: _reason("does not fit", error)})
             finally:
                 # A graph's memory serves no other graph until it is given back; giving it back takes milliseconds.
                 if torch.cuda.memory_reserved(self.where) > self.memory_bytes // 4:

@@ -1,0 +1,90 @@
+"""Tables in the user's cache, where dispatch finds them: putting them there and taking them away."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+from .. import _env
+from ..dispatch.memo import clear_cache
+from ..dispatch.table import MAX_BYTES, write_atomically
+from .raw import Paths
+
+
+def installed(paths: Paths) -> Paths:
+    """Where the op's files lie once they are installed."""
+    return Paths(_env.cache_dir(), paths.op, paths.device)
+
+
+def install(paths: Paths) -> tuple[Path, Path]:
+    """Copy a table and the packed raw file it was made from into the user's cache; this process uses it at once.
+
+    The raw file comes first, each in one step, and of two processes one installs after the other: a table that is there
+    always has its own raw file beside it, except while the pair is being replaced.
+
+    Returns:
+        The installed table and raw file.
+
+    Raises:
+        FileNotFoundError: `emit` has not written them.
+        OSError: the cache cannot be written.
+    """
+    table, packed = paths.table.read_bytes(), paths.packed.read_bytes()
+    target = installed(paths)
+    target.packed.parent.mkdir(parents=True, exist_ok=True)
+    with _alone(target.table.parent):
+        write_atomically(target.packed, packed)
+        write_atomically(target.table, table)
+    clear_cache()
+    return target.table, target.packed
+
+
+def uninstall(paths: Paths) -> tuple[list[Path], str]:
+    """Remove what `install` wrote for one op and device, and nothing else.
+
+    Returns:
+        The files removed, and why a table that is there was left, or "".
+
+    Raises:
+        OSError: they cannot be removed.
+    """
+    target = installed(paths)
+    if not target.table.parent.is_dir():
+        return [], ""
+    removed = []
+    with _alone(target.table.parent):
+        if target.table.exists() and not _ours(target):
+            return [], f"{target.table} was not installed by this command; it is left as it is"
+        for path in (target.table, target.packed):
+            with contextlib.suppress(FileNotFoundError):
+                path.unlink()
+                removed.append(path)
+    clear_cache()
+    return removed, ""
+
+
+def _ours(target: Paths) -> bool:
+    """Whether the table is a measured one that names the raw file `install` puts beside it."""
+    with open(target.table, "rb") as f:
+        data = f.read(MAX_BYTES + 1)
+    try:
+        provenance = json.loads(data)["provenance"]
+        return bool(provenance["kind"] == "measured" and provenance["raw"] == f"raw/{target.packed.name}")
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return False
+
+
+@contextlib.contextmanager
+def _alone(directory: Path) -> Iterator[None]:
+    """One process at a time; a file system without locks goes without."""
+    handle = os.open(directory, os.O_RDONLY)
+    try:
+        with contextlib.suppress(OSError):
+            fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)

@@ -1,0 +1,191 @@
+"""A decision tree that minimises regret: integer arithmetic, so that every machine grows the same one."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from math import isqrt
+
+import numpy as np
+import numpy.typing as npt
+
+Ints = npt.NDArray[np.int64]
+
+MAX_DEPTH = 8
+# Thresholds of a feature that the look-ahead tries; the split itself tries all.
+_PROBES = 10
+_NEVER = np.int64(1) << 50
+
+
+@dataclass(frozen=True)
+class Data:
+    """What a tree is grown from; all integers.
+
+    Attributes:
+        features: (rows, features).
+        cost: (rows, choices), weighted; the first choice is the vendor.
+        gain: (rows, choices), weighted logarithm of the speed-up over the vendor.
+        certain: (rows, choices), weight of rows on which the choice is surely faster than the vendor.
+        slower: (rows, choices), 1 where it is surely slower.
+        weight: (rows,).
+        share: (rows,), a thousandth part of shapes: all rows of one shape make a thousand.
+        least: shapes, in thousandths, that a leaf other than the vendor's needs.
+        least_gain: mean logarithm of the speed-up that it needs, in the unit of `gain` for a weight of 1.
+    """
+
+    features: Ints
+    cost: Ints
+    gain: Ints
+    certain: Ints
+    slower: Ints
+    weight: Ints
+    share: Ints
+    least: int
+    least_gain: int
+
+    def rows(self, index: Ints) -> Data:
+        return Data(
+            self.features[index],
+            self.cost[index],
+            self.gain[index],
+            self.certain[index],
+            self.slower[index],
+            self.weight[index],
+            self.share[index],
+            self.least,
+            self.least_gain,
+        )
+
+
+@dataclass(frozen=True)
+class Node:
+    """A leaf (feature < 0) or a split: rows with features[feature] <= a go to yes, those of b or more to no."""
+
+    choice: int
+    cost: int
+    index: Ints
+    feature: int = -1
+    a: int = 0
+    b: int = 0
+    yes: Node | None = None
+    no: Node | None = None
+
+    def children(self) -> Iterator[Node]:
+        if self.yes is not None and self.no is not None:
+            yield self.yes
+            yield self.no
+
+
+def _leaf_costs(data: Data, sums: tuple[Ints, ...]) -> Ints:
+    """(sets, choices): what each choice costs as a leaf of each set of rows; what may not be one costs _NEVER."""
+    cost, gain, certain, slower, weight, share = sums
+    weight, share = weight[:, None], share[:, None]
+    allowed = (slower == 0) & (share >= data.least) & (gain >= data.least_gain * weight) & (5 * certain >= 3 * weight)
+    allowed[:, 0] = True
+    return np.where(allowed, cost, _NEVER)
+
+
+def _totals(data: Data) -> tuple[Ints, ...]:
+    parts = (data.cost, data.gain, data.certain, data.slower, data.weight, data.share)
+    return tuple(part.sum(axis=0, keepdims=True, dtype=np.int64) for part in parts)
+
+
+def _best_leaf(data: Data) -> tuple[int, int]:
+    costs = _leaf_costs(data, _totals(data))[0]
+    choice = int(costs.argmin())
+    return choice, int(costs[choice])
+
+
+def _splits(data: Data, feature: int) -> tuple[Ints, Ints, Ints]:
+    """(values below, values above, cost) of every split by a feature, each side being its best leaf."""
+    order = np.argsort(data.features[:, feature], kind="stable")
+    values = data.features[order, feature]
+    at = np.flatnonzero(values[1:] != values[:-1])
+    if not len(at):
+        empty = np.zeros(0, dtype=np.int64)
+        return empty, empty, empty
+    parts = (data.cost, data.gain, data.certain, data.slower, data.weight, data.share)
+    below = tuple(np.cumsum(part[order], axis=0, dtype=np.int64)[at] for part in parts)
+    above = tuple(total - part for total, part in zip(_totals(data), below, strict=True))
+    cost = _leaf_costs(data, below).min(axis=1) + _leaf_costs(data, above).min(axis=1)
+    return values[at], values[at + 1], cost
+
+
+def _cheapest(data: Data) -> int:
+    """The cost of the rows as one leaf or split once."""
+    best = _best_leaf(data)[1]
+    for feature in range(data.features.shape[1]):
+        cost = _splits(data, feature)[2]
+        if len(cost):
+            best = min(best, int(cost.min()))
+    return best
+
+
+def grow(data: Data, index: Ints | None = None, depth: int = 0) -> Node:
+    """The tree of the rows `index`: each split is the one whose sides, split once more, cost least."""
+    index = np.arange(len(data.weight)) if index is None else index
+    here = data.rows(index)
+    choice, cost = _best_leaf(here)
+    leaf = Node(choice, cost, index)
+    if depth == MAX_DEPTH or len(index) < 2 or cost == 0:
+        return leaf
+    best: tuple[int, int, int, int, int] | None = None
+    for feature in range(here.features.shape[1]):
+        below, above, costs = _splits(here, feature)
+        if not len(costs):
+            continue
+        spread = {round(i * (len(costs) - 1) / (_PROBES - 1)) for i in range(_PROBES)}
+        probes = sorted(spread | {int(i) for i in np.argsort(costs, kind="stable")[:3]})
+        for i in probes:
+            yes = here.features[:, feature] <= below[i]
+            ahead = _cheapest(here.rows(np.flatnonzero(yes))) + _cheapest(here.rows(np.flatnonzero(~yes)))
+            found = (ahead, int(costs[i]), feature, int(below[i]), int(above[i]))
+            best = found if best is None else min(best, found)
+    if best is None or best[0] >= cost:
+        return leaf
+    _, _, feature, a, b = best
+    yes = data.features[index, feature] <= a
+    return Node(
+        choice, cost, index, feature, a, b, grow(data, index[yes], depth + 1), grow(data, index[~yes], depth + 1)
+    )
+
+
+def pruned(node: Node, price: int) -> Node:
+    """The subtree that costs least where every leaf costs `price` more; a leaf where two cost the same."""
+    return _pruned(node, price)[0]
+
+
+def _pruned(node: Node, price: int) -> tuple[Node, int]:
+    leaf = Node(node.choice, node.cost, node.index)
+    if node.yes is None or node.no is None:
+        return leaf, node.cost + price
+    yes, yes_cost = _pruned(node.yes, price)
+    no, no_cost = _pruned(node.no, price)
+    equal = yes.yes is None and no.yes is None and yes.choice == no.choice
+    if equal or node.cost + price <= yes_cost + no_cost:
+        return leaf, node.cost + price
+    return Node(node.choice, node.cost, node.index, node.feature, node.a, node.b, yes, no), yes_cost + no_cost
+
+
+def threshold(node: Node) -> int:
+    """The `le` of a split. What lies between is the vendor's where one side is, else cut at the geometric mean."""
+    ours = [child.yes is not None or child.choice != 0 for child in node.children()]
+    if ours == [False, True]:
+        return node.b - 1
+    if ours == [True, False]:
+        return node.a
+    return min(max(isqrt(node.a * node.b), node.a), node.b - 1)
+
+
+def leaf_of(node: Node, features: Sequence[int]) -> Node:
+    while node.yes is not None and node.no is not None:
+        node = node.yes if features[node.feature] <= threshold(node) else node.no
+    return node
+
+
+def leaves(node: Node) -> Iterator[Node]:
+    if node.yes is None or node.no is None:
+        yield node
+    else:
+        yield from leaves(node.yes)
+        yield from leaves(node.no)
