@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -96,7 +97,9 @@ def measured(
 
 
 def raw_of(rows: Sequence[Measured], *, gate: Iterable[str] = (), shapes: bool = False) -> Raw:
-    """A raw file of `rows`; the variants named in `gate` have failed it."""
+    """A raw file of `rows`, with `shapes` a user's own; the variants named in `gate` have failed it."""
+    if shapes:
+        rows = [dataclasses.replace(m, case=dataclasses.replace(m.case, own=True)) for m in rows]
     entry = {"meta": {"BLOCK": 64}, "options": {"num_warps": 4}, "regs": 64, "spill": 0, "text": "0" * 64}
     header = {
         "kind": "header",

@@ -112,7 +112,12 @@ def test_learning_to_emitting_and_undoing_an_installed_table_needs_no_gpu(tmp_pa
     assert hashlib.sha256(packed).hexdigest().encode() in table and table == installed.read_bytes()
     assert len(raw.read(paths.packed).measured) == 60 and not paths.raw.exists() and OWN.encode() in table
     paths.table.unlink()
-    assert run(*common, "emit", PYTHONHASHSEED="7", **cache)[0] == 0
+    pictures = ("--report", str(tmp_path / "page")) if importlib.util.find_spec("matplotlib") is not None else ()
+    code, out, err = run(*common, "emit", *pictures, PYTHONHASHSEED="7", **cache)
+    assert code == 0, err
+    if pictures:
+        page = tmp_path / "page" / "index.html"
+        assert out[-1] == f"wrote {page}" and page.read_text().count("data:image/png;base64,") == 4
     assert (paths.table.read_bytes(), paths.packed.read_bytes()) == (table, packed)
     code, out, _ = run("rms_norm", "--uninstall", "--target", "sm_90-132", **cache)
     assert (code, len(out)) == (0, 2) and not any(p.is_file() for p in (tmp_path / "cache").rglob("*"))

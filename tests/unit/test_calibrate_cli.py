@@ -315,6 +315,23 @@ def test_pictures_that_cannot_be_drawn_are_said_before_anything_is_measured(run,
     assert not machine.seen and not (tmp_path / "out").exists()
 
 
+def test_a_place_for_pictures_that_cannot_be_made_is_said_before_anything_is_measured(
+    run, machine, pictures, tmp_path
+) -> None:
+    (tmp_path / "file").write_text("")
+    code, out, err = run("all", *shapes(tmp_path), "--report", str(tmp_path / "file" / "pictures"))
+    assert (code, out, len(err)) == (2, [], 1) and str(tmp_path / "file") in err[0] and not machine.seen
+
+
+def test_a_disk_that_fills_up_with_pictures_is_named_and_tables_stand(run, pictures, tmp_path) -> None:
+    def full(directory, entries):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    pictures.write = full
+    code, _, err = run("rms_norm", *shapes(tmp_path), "--report", str(tmp_path / "pictures"))
+    assert code == 2 and f"{tmp_path / 'pictures'}: No space left" in err[-1] and own(tmp_path).table.exists()
+
+
 def test_without_numpy_nothing_is_measured_that_could_not_be_learned(run, machine, tmp_path, monkeypatch) -> None:
     find = importlib.util.find_spec
     monkeypatch.setattr(command.importlib.util, "find_spec", lambda name: None if name == "numpy" else find(name))

@@ -519,7 +519,7 @@ def test_a_list_by_hand_and_its_defaults(listed, lines) -> None:
     place = ("line 2", "line 1") if lines else ("[1]", "[0]")
     assert (few.weight, few.source) == (32.0, f"mine.json {place[0]}") and few.problem.dtype == "float32"
     described = REGISTRY["matmul"].describe((4096, 512), (512, 4096), dtype=torch.bfloat16, layout="nt")
-    assert first == Case(described, source=f"mine.json {place[1]}") and first.weight == 1.0
+    assert first == Case(described, source=f"mine.json {place[1]}", own=True) and first.weight == 1.0
     assert batched.problem == Case(
         REGISTRY["matmul"].describe((3, 8, 8), (3, 8, 8), dtype=torch.bfloat16, layout="nt")
     ).problem  # fmt: skip

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import hashlib
 import os
 import signal
 import subprocess
@@ -15,7 +16,7 @@ import pytest
 import torch
 
 import tritonops
-from tritonops.calibrate import raw, sweep
+from tritonops.calibrate import emit, learn, raw, sweep, verify
 from tritonops.calibrate.case import Case
 from tritonops.calibrate.raw import Measured, Paths
 from tritonops.device import named_device
@@ -209,3 +210,50 @@ def test_a_case_that_does_not_fit_is_put_on_file_and_not_tried_again(paths) -> N
     assert run(paths, first) == run(paths, second, resume=True) == 0
     assert len(first.asked) == len(CASES) and second.asked == []
     assert [bool(m.graph) for m in raw.read(paths.raw).measured] == [i != 2 for i in range(len(CASES))]
+
+
+@pytest.fixture
+def serving(paths, tmp_path, monkeypatch):
+    """Measurements of eleven cases whose table serves the device, and the paths of a run on a user's own shapes."""
+    monkeypatch.setenv("TRITONOPS_TABLE_DIR", str(tmp_path / "tables"))
+    base = Paths(tmp_path / "tables", "rms_norm", DEVICE)
+    run(base, Bench(), CASES[:11])
+    data = raw.pack(base.raw.read_bytes())
+    base.packed.write_bytes(data)
+    learned = learn.learn(raw.read(base.packed), SPEC)
+    report = verify.verify(raw.read(base.packed), learned, SPEC)
+    base.table.write_bytes(
+        emit.emit(raw.read(base.packed), learned, report, base.packed.name, hashlib.sha256(data).hexdigest())
+    )
+    base.raw.unlink()
+    return base
+
+
+OWN_CASES = [Case(CASES[11].problem, own=True, weight=7.0), Case(CASES[3].problem, own=True)]
+
+
+def test_a_users_own_shapes_join_what_the_table_that_serves_was_made_from(serving, paths) -> None:
+    bench, said = Bench(), []
+    assert run(paths, bench, OWN_CASES, shapes=True, progress=said.append) == 0
+    got = raw.read(paths.raw)
+    assert [k for k, _ in bench.asked] == [c.key for c in OWN_CASES] and "rms_norm: 11 cases join yours" in said
+    assert len(got.measured) == 12 and got.header["method"]["base"]["cases"] == 11
+    assert {m.case.key: m.case.own for m in got.measured} == {c.key: c in (CASES[3], CASES[11]) for c in CASES}
+    assert run(paths, Bench(), OWN_CASES, shapes=True, resume=True) == 0
+
+
+@pytest.mark.parametrize("how", ["absent", "other versions", "other raw file", "no raw file", "other kernels"])
+def test_own_shapes_stand_alone_where_there_is_nothing_to_join(serving, paths, monkeypatch, how: str) -> None:
+    if how == "absent":
+        serving.table.unlink()
+    elif how == "other versions":
+        monkeypatch.setattr(sweep._compat, "triton_version", lambda: "9.9.0")
+    elif how == "other raw file":
+        serving.packed.write_bytes(raw.pack(b"other"))
+    elif how == "no raw file":
+        serving.packed.unlink()
+    else:
+        monkeypatch.setattr(sweep, "source_hash", lambda kernel: "f" * 64)
+    said: list[str] = []
+    assert run(paths, Bench(), OWN_CASES, shapes=True, progress=said.append) == 0
+    assert len(raw.read(paths.raw).measured) == 2 and said[0].startswith("rms_norm: yours alone, as ")

@@ -8,6 +8,7 @@ import json
 import pytest
 
 from learn_cases import SPEC, between, grid, measured, raw_of, shuffled, speeds, synthetic
+from tritonops.calibrate import learn as learning
 from tritonops.calibrate.learn import learn
 from tritonops.calibrate.raw import Raw, RawError
 from tritonops.calibrate.verify import Report, Score, useful, verify
@@ -105,10 +106,11 @@ def test_without_held_out_shapes_shapes_left_out_of_the_learning_stand_in_and_it
     assert "method" not in score(report(synthetic())).evidence()
 
 
-def test_cross_validation_never_asks_a_tree_that_saw_the_shape() -> None:
+def test_cross_validation_never_asks_a_tree_that_saw_the_shape(monkeypatch) -> None:
     """One shape alone is fast: a tree that saw it would know, one that did not cannot."""
+    monkeypatch.setattr(learning, "LEAST_SHAPES", 1)
     rows = [measured(2**i, 512, {"wide/a": 3.0 if i == 9 else 0.5}) for i in range(4, 14)]
-    found = score(report(raw_of(rows, shapes=True)))
+    found = score(report(raw_of(rows)))
     alone = next(r for r in found.rows if r.sample.measured.case.problem.dims["M"] == 512)
     assert alone.choice == VENDOR and alone.oracle == "wide/a"
 
@@ -161,3 +163,15 @@ def test_the_order_of_rows_and_candidates_does_not_matter() -> None:
     first, again = report(shuffled(raw, 1)), report(shuffled(raw, 2))
     assert [s.evidence() for s in again.scores] == [s.evidence() for s in first.scores]
     assert again.rows() == first.rows() and first.passed
+
+
+def test_a_users_own_shapes_decide_for_themselves_and_leave_the_rest_as_it_was() -> None:
+    base = synthetic()
+    own = measured(1 << 20, 512, {"slow/a": 2.0, "wide/a": 0.7}, own=True, weight=40.0)
+    alone, joined = report(base), report(Raw(base.header, (*base.measured, own)))
+    (mine,) = score(joined).own
+    assert mine.choice == "slow/a" and mine.gain.value == pytest.approx(2, rel=0.05)
+    assert sum(line.startswith("  yours, ") for line in joined.lines()) == 2
+    before, after = ([row.choice for row in r.rows_of("graph")] for r in (alone, joined))
+    assert len(before) == len(after) and sum(a != b for a, b in zip(before, after, strict=True)) <= 2
+    assert joined.passed and not any(s.own for s in alone.scores)

@@ -21,6 +21,7 @@ class Case:
         source: the layer it is (``llama-3.1-8b mlp.up wgrad``), ``fill``, or the user's file.
         heldout: used to verify tables, never to learn them.
         weight: how much it counts, for example the number of calls recorded; 1 for listed shapes.
+        own: from the user's file of shapes.
     """
 
     problem: Problem
@@ -28,6 +29,7 @@ class Case:
     source: str = ""
     heldout: bool = False
     weight: float = 1.0
+    own: bool = False
 
     def __post_init__(self) -> None:
         plain = replace(self.problem, mode="graph", policy="fast", flags=0)
@@ -55,6 +57,7 @@ class Case:
             "source": self.source,
             "heldout": self.heldout,
             "weight": self.weight,
+            **({"own": True} if self.own else {}),
         }
 
     @classmethod
@@ -62,7 +65,7 @@ class Case:
         problem = Problem(
             op, dict(row["dims"]), row["dtype"], row["layout"], row["aligned"], traits=dict(row["traits"])
         )
-        return cls(problem, row["ids"], row["source"], row["heldout"], row["weight"])
+        return cls(problem, row["ids"], row["source"], row["heldout"], row["weight"], row.get("own", False))
 
     def sample(self, spec: OpSpec, device: str) -> tuple[Any, ...]:
         """Fresh op arguments of this case: random on a real device, unallocated on "meta"."""

@@ -90,17 +90,14 @@ def learn(raw: Raw, spec: OpSpec) -> Learned:
 def _sections(
     raw: Raw, spec: OpSpec, mode: str, pool: tuple[str, str, bool], rows: Sequence[Sample], out: set[str]
 ) -> list[LearnedSection]:
-    own = bool(raw.header["method"].get("shapes"))
     listed = spec.variants()
     known = [vid for vid in listed if any(vid in row.gains for row in rows) and vid not in out]
     cover = _cover(rows, [vid for vid in known if vid != VENDOR])
     choices = [VENDOR, *cover]
     names = (*spec.dims, *spec.feature_names)
-    data = _data(rows, choices, names, own)
-    full = grow(data)
+    data = _data(rows, choices, names)
     price, chosen = _price(rows, data, names, choices)
-    # A user's own shapes are the ones that will be asked for; what was left out says nothing about them.
-    tree = pruned(full, 0 if own else price)
+    tree = pruned(grow(data), price)
     ours = _ranked(rows, known)
     result = []
     for dtype in sorted({row.measured.case.problem.table_dtype for row in rows}):
@@ -118,7 +115,7 @@ def _sections(
                 },
                 _json(tree, rows, choices, names, known, listed),
                 evidence,
-                {rows[i].measured.case.key: chosen[i] for i in range(len(rows)) if rows[i] in mine},
+                {rows[i].measured.case.key: vid for i, vid in chosen.items() if rows[i] in mine},
                 tuple(ours),
             )
         )
@@ -130,16 +127,26 @@ def _log(ratio: float) -> int:
 
 
 def _weights(rows: Sequence[Sample]) -> list[int]:
-    """The rows of one shape share its weight; the mean shape weighs a thousand."""
-    of_shape: dict[str, list[Sample]] = {}
+    """The rows of one shape share its weight, and the mean shape weighs a thousand.
+
+    A user's own shapes, however few, weigh as much as all others together.
+    """
+    of_shape: dict[tuple[bool, str], list[Sample]] = {}
     for row in rows:
-        of_shape.setdefault(row.shape, []).append(row)
+        of_shape.setdefault((row.measured.case.own, row.shape), []).append(row)
     weight = {shape: math.fsum(r.weight for r in found) / len(found) for shape, found in of_shape.items()}
-    mean = math.fsum(weight.values()) / len(weight)
-    return [max(1, round(_SHAPE * weight[r.shape] / mean / len(of_shape[r.shape]))) for r in rows]
+    count = {own: sum(o == own for o, _ in weight) for own in (False, True)}
+    total = {own: math.fsum(w for (o, _), w in weight.items() if o == own) for own in (False, True)}
+    unit = {False: _SHAPE * count[False], True: _SHAPE * max(count.values())}
+    out = []
+    for row in rows:
+        own = row.measured.case.own
+        shape = (own, row.shape)
+        out.append(max(1, round(unit[own] * weight[shape] / total[own] / len(of_shape[shape]))))
+    return out
 
 
-def _data(rows: Sequence[Sample], choices: Sequence[str], names: Sequence[str], own: bool) -> Data:
+def _data(rows: Sequence[Sample], choices: Sequence[str], names: Sequence[str]) -> Data:
     of_shape: dict[str, int] = {}
     for row in rows:
         of_shape[row.shape] = of_shape.get(row.shape, 0) + 1
@@ -163,8 +170,12 @@ def _data(rows: Sequence[Sample], choices: Sequence[str], names: Sequence[str], 
         certain,
         slower,
         np.array(weight, dtype=np.int64),
-        np.array([-(-_SHAPE // of_shape[row.shape]) for row in rows], dtype=np.int64),
-        _SHAPE if own else LEAST_SHAPES * _SHAPE,
+        # One shape of the user's own is enough for a leaf.
+        np.array(
+            [-(-_SHAPE * (LEAST_SHAPES if row.measured.case.own else 1) // of_shape[row.shape]) for row in rows],
+            dtype=np.int64,
+        ),
+        LEAST_SHAPES * _SHAPE,
         _log(LEAST_GAIN),
     )
 
@@ -201,8 +212,12 @@ def _price(
     """The price of a leaf that costs least on shapes left out, and what each row's tree without it chooses.
 
     Folds are by shape. Among prices within one standard error of the best the highest is taken, for fewer leaves.
+    A user's own shapes are the ones that will be asked for: they are never left out, and alone they cost nothing.
     """
-    fold = [hashlib.sha256(row.shape.encode()).digest()[0] % FOLDS for row in rows]
+    fold = [-1 if row.measured.case.own else hashlib.sha256(row.shape.encode()).digest()[0] % FOLDS for row in rows]
+    others = [i for i in range(len(rows)) if fold[i] >= 0]
+    if not others:
+        return 0, {}
     paid: dict[int, list[int]] = {round(p * _SHAPE * _UNIT): [0] * len(rows) for p in PRICES}
     picked: dict[int, dict[int, int]] = {price: {} for price in paid}
     for k in range(FOLDS):
@@ -219,10 +234,10 @@ def _price(
                 picked[price][i] = choice
     totals = {price: sum(costs) for price, costs in paid.items()}
     best = min(totals, key=lambda price: (totals[price], -price))
-    mean = totals[best] / len(rows)
-    spread = math.sqrt(math.fsum((c - mean) ** 2 for c in paid[best]))
+    mean = totals[best] / len(others)
+    spread = math.sqrt(math.fsum((paid[best][i] - mean) ** 2 for i in others))
     price = max(p for p, total in totals.items() if total <= totals[best] + spread * 0.5)
-    return price, {i: choices[picked[price][i]] for i in range(len(rows))}
+    return price, {i: choices[picked[price][i]] for i in others}
 
 
 def _mean_gain(rows: Sequence[Sample], vid: str) -> float:

@@ -49,7 +49,7 @@ def read_shapes(path: str | os.PathLike[str]) -> dict[str, list[Case]]:
         problem = problem_in(spec, f)
         cases = found.setdefault(spec.name, {})
         for ids in spec.ids if spec.name.endswith("_backward") else spec.ids[:1]:
-            case = Case(problem, ids, f"{file.name} {where}", weight=float(count))
+            case = Case(problem, ids, f"{file.name} {where}", weight=float(count), own=True)
             known = cases.setdefault(case.key, case)
             if known is not case:
                 cases[case.key] = dataclasses.replace(known, weight=known.weight + count)

@@ -200,7 +200,7 @@ def read(paths: Paths) -> list[Case]:
 
 
 def _read_case(spec: OpSpec, f: Fields) -> Case:
-    f.only(("dims", "dtype", "layout", "aligned", "traits", "ids", "source", "heldout", "weight"))
+    f.only(("dims", "dtype", "layout", "aligned", "traits", "ids", "source", "heldout", "weight"), ("own",))
     dims = Fields(f.file, f"{f.where}: dims", f.value["dims"])
     dims.only(spec.dims)
     row: Mapping[str, Any] = {k: v for k, v in f.value.items() if k in ("dtype", "layout", "aligned", "traits")}
@@ -208,4 +208,11 @@ def _read_case(spec: OpSpec, f: Fields) -> Case:
     weight = f.value["weight"]
     if isinstance(weight, bool) or not isinstance(weight, int | float) or not 0 < weight < 2**53:
         raise f.fail("weight", f"expected a positive number, got {ascii(weight)[:60]}")
-    return Case(problem, f.text("ids", spec.ids), f.text("source"), f.flag("heldout"), float(weight))
+    return Case(
+        problem,
+        f.text("ids", spec.ids),
+        f.text("source"),
+        f.flag("heldout"),
+        float(weight),
+        "own" in f.value and f.flag("own"),
+    )

@@ -360,6 +360,7 @@ class Run:
         entries: list[tuple[raw.Raw, Learned, Report]] = []
         self.each(lambda work: entries.append(self.judged(work)))
         if entries:
+            self.progress.say(f"report: drawing {', '.join(found.op for found, *_ in entries)}")
             try:
                 report.write(directory, entries)
             except OSError as error:

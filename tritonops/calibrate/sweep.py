@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import random
 import re
 import shlex
@@ -17,12 +18,13 @@ import torch
 
 from .. import __version__, _compat
 from ..device import DeviceInfo
+from ..dispatch import store
 from ..dispatch.source import source_hash
 from ..dispatch.variant import VENDOR, Choice, OpSpec
 from . import gate, measure
 from .case import Case
 from .race import HALVING, Stage, race
-from .raw import SCHEMA, Appender, Measured, Paths, RawError, digits, read
+from .raw import SCHEMA, Appender, Measured, Paths, Raw, RawError, digits, read
 from .telemetry import Monitor, monitor
 
 if TYPE_CHECKING:
@@ -128,8 +130,44 @@ def _identity(head: Mapping[str, Any]) -> dict[str, Any]:
     return {"op": head["op"], "device": device, **made, "kernels": head["kernels"], "variants": variants}
 
 
+def base_of(spec: OpSpec, device: DeviceInfo, head: Mapping[str, Any]) -> tuple[Raw | None, str]:
+    """The raw file of the table that serves this device now, for a user's own shapes to join, or why there is none.
+
+    It must have been measured by the same versions and kernels, on a card of the same name.
+    """
+    used = next((f for f in store.search(spec, device) if f.status == "used" and f.table is not None), None)
+    if used is None or used.table is None:
+        return None, "no table serves this GPU yet"
+    provenance = used.table.provenance
+    if provenance["kind"] != "measured":
+        return None, f"{used.path} was not measured"
+    path = used.path.parent / provenance["raw"]
+    try:
+        if hashlib.sha256(path.read_bytes()).hexdigest() != provenance.get("sha256"):
+            return None, f"{path} is not the file that {used.path} was made from"
+        base = read(path)
+    except (OSError, RawError) as error:
+        return None, f"the measurements of {used.path} cannot be read ({error})"
+    then, now = _identity(base.header), _identity(head)
+    moved = [k for k in now if k not in ("kernels", "variants") and then.get(k) != now[k]]
+    moved += [f for f, entry in now["kernels"].items() if then["kernels"].get(f, entry) != entry]
+    if moved:
+        return None, f"{used.path} was measured otherwise ({', '.join(moved)})"
+    return base, ""
+
+
+def _join(head: dict[str, Any], base: Raw) -> None:
+    """Make the header of a user's own shapes that of the measurements they join, too."""
+    for part in ("kernels", "variants", "gate"):
+        head[part] = {**base.header[part], **head[part]}
+    head["method"]["base"] = {"cases": len(base.measured), "date": base.header["made_with"].get("date")}
+
+
 def _check_continues(old: Mapping[str, Any], new: Mapping[str, Any], path: Any) -> None:
     before, now = _identity(old), _identity(new)
+    if "base" in old["method"]:  # which brought more
+        for part in ("kernels", "variants"):
+            before[part] = {k: v for k, v in before[part].items() if k in now[part]}
     moved = [k for k in now if before.get(k) != now[k]]
     if moved:
         what = "; ".join(f"{k}: {str(before.get(k))[:80]} then, {str(now[k])[:80]} now" for k in moved)
@@ -157,6 +195,8 @@ def sweep(
         static, gated: what the stages before found; a variant that failed the gate is not measured.
         deadline: on `clock`; no case is begun after it.
         resume: continue the file that is there; otherwise there must be none.
+        shapes: the cases are a user's own; the measurements of the table that serves this device, if they fit, stand
+            beside them in the file.
         bench: how a case is measured; None: on the CUDA device.
 
     Raises:
@@ -183,11 +223,20 @@ def sweep(
     head = header(spec, static, gated, device, shapes=shapes, **facts)
     if started:
         _check_continues(old.header, head, paths.raw)
+    base: Raw | None = None
+    if shapes and not started:
+        base, why = base_of(spec, device, head)
+        if base is not None:
+            _join(head, base)
+        progress(f"{spec.name}: " + (f"{len(base.measured)} cases join yours" if base else f"yours alone, as {why}"))
     position = {c.key: i for i, c in enumerate(cases)}
     failed_gate = {vid for vid, verdict in gated.items() if not verdict["passed"]}
     with Appender(paths.raw) as out:
         if not started:
             out.add(head)
+            for m in base.measured if base is not None else ():
+                if m.case.key not in position:
+                    out.add(m.to_json())
         for n, case in enumerate(open_cases):
             if clock() > deadline:
                 return len(open_cases) - n

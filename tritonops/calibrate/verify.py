@@ -43,6 +43,7 @@ class Score:
     Attributes:
         heldout: False where no shape was held out and cross-validation on the training shapes stands in.
         refused: why the section is given to the vendor, or "".
+        own: the user's own shapes, on which the tree was learned.
     """
 
     when: Mapping[str, Any]
@@ -50,6 +51,7 @@ class Score:
     noise: float
     heldout: bool = True
     refused: str = ""
+    own: tuple[Scored, ...] = ()
 
     @property
     def shapes(self) -> int:
@@ -124,6 +126,13 @@ class Report:
                 + ("" if s.heldout else "  cross-validated")
                 + (f"  REFUSED: {s.refused}" if s.refused else "")
             )
+        for mode in sorted({s.when["mode"] for s in self.scores if s.own}, reverse=True):
+            yours = [row for s in self.scores if s.when["mode"] == mode and not s.refused for row in s.own]
+            if yours:
+                out.append(
+                    f"  yours, {mode}: {len(yours)} cases, {geomean([r.gain.value for r in yours]):.3f} x torch's "
+                    f"speed in the geomean, worst {min(r.gain.value for r in yours):.3f}"
+                )
         for mode in self._modes():
             rows = self.rows_of(mode)
             verdict = "pass" if self._bars(mode) else "FAIL"
@@ -225,12 +234,15 @@ def verify(raw: Raw, learned: Learned, spec: OpSpec) -> Report:
         when = section.when
         key = (when["dtype"], when["layout"], when["aligned"], when["mode"])
         held = by.get(key, [])
+
+        def served(sample: Sample, mode: str = when["mode"]) -> Scored:
+            problem = replace(sample.measured.case.problem, mode=mode)
+            ids = ranked_by_table(spec, problem, device, loaded).ids
+            return _score(sample, next(vid for vid in ids if vid in sample.gains))
+
+        own = tuple(served(s) for s in training.get(key, []) if s.measured.case.own)
         if held:
-            rows = []
-            for sample in held:
-                problem = replace(sample.measured.case.problem, mode=when["mode"])
-                ids = ranked_by_table(spec, problem, device, loaded).ids
-                rows.append(_score(sample, next(vid for vid in ids if vid in sample.gains)))
+            rows = [served(sample) for sample in held]
         else:
             rows = [
                 _score(sample, vid if vid in sample.gains else VENDOR)
@@ -238,7 +250,7 @@ def verify(raw: Raw, learned: Learned, spec: OpSpec) -> Report:
                 if (vid := section.crossvalidated.get(sample.measured.case.key)) is not None
             ]
         scores.append(
-            Score(when, tuple(rows), noise_of([r.sample for r in rows], when["mode"]), bool(held), _refusal(rows))
+            Score(when, tuple(rows), noise_of([r.sample for r in rows], when["mode"]), bool(held), _refusal(rows), own)
         )
     return Report(raw.op, tuple(scores), raw.header)
 
