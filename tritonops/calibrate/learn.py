@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -75,20 +75,26 @@ def learn(raw: Raw, spec: OpSpec) -> Learned:
     Raises:
         RawError: times that are no times.
     """
-    sections = []
-    for mode in MODES:
+    by_pool: dict[tuple[str, tuple[str, str, bool]], list[LearnedSection]] = {}
+    for mode in sorted(MODES, reverse=True):
         pools: dict[tuple[str, str, bool], list[Sample]] = {}
         for sample in samples(raw, spec, mode, heldout=False):
             pools.setdefault(_pool(sample.measured.case.problem), []).append(sample)
         for pool, rows in pools.items():
             # Of held-out cases too, and of those that broke the context before a time was taken.
             out = failed_in(m for m in raw.measured if _pool(m.case.problem) == pool)
-            sections += _sections(raw, spec, mode, pool, rows, out)
+            if mode == "eager" and not any(row.measured.eager for row in rows):
+                # The device is the bottleneck on all of them, so eager equals graph.
+                graph = by_pool["graph", pool]
+                by_pool[mode, pool] = [replace(s, when={**s.when, "mode": mode}) for s in graph]
+            else:
+                by_pool[mode, pool] = _sections(spec, mode, pool, rows, out)
+    sections = [section for found in by_pool.values() for section in found]
     return Learned(raw.op, tuple(sorted(sections, key=lambda s: [str(v) for v in s.when.values()])))
 
 
 def _sections(
-    raw: Raw, spec: OpSpec, mode: str, pool: tuple[str, str, bool], rows: Sequence[Sample], out: set[str]
+    spec: OpSpec, mode: str, pool: tuple[str, str, bool], rows: Sequence[Sample], out: set[str]
 ) -> list[LearnedSection]:
     listed = spec.variants()
     known = [vid for vid in listed if any(vid in row.gains for row in rows) and vid not in out]
