@@ -17,7 +17,7 @@ import torch
 
 import tritonops.calibrate
 from tritonops.calibrate import __main__ as command
-from tritonops.calibrate import gate, raw, stages, static, sweep
+from tritonops.calibrate import gate, install, raw, stages, static, sweep
 from tritonops.calibrate.progress import Progress
 from tritonops.calibrate.raw import Measured
 from tritonops.device import DeviceInfo
@@ -389,3 +389,90 @@ def test_a_terminal_gets_one_line_that_is_cleared(monkeypatch, with_tqdm) -> Non
         and shown.count("\n") == 1
         and shown.endswith("\rdone\n" if with_tqdm else "\x1b[Kdone\n")
     )
+
+
+def test_a_second_run_in_one_folder_is_refused(run, tmp_path) -> None:
+    (tmp_path / "out").mkdir()
+    with install.alone(tmp_path / "out"):
+        code, out, err = run("rms_norm", *shapes(tmp_path))
+    assert (code, out) == (2, []) and f"another run is at work in {tmp_path / 'out'}" in err[-1]
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_static_under_the_interpreter_is_refused(run, tmp_path, monkeypatch) -> None:
+    monkeypatch.setenv("TRITON_INTERPRET", "1")
+    code, _, err = run("rms_norm", "plan", "static", *shapes(tmp_path))
+    assert code == 2 and "TRITON_INTERPRET" in err[-1] and not own(tmp_path).static.exists()
+
+
+def test_static_that_compiles_nothing_is_no_result(run, machine, tmp_path, monkeypatch) -> None:
+    def nothing(spec, cases, *rest):
+        dropped = {v: {"does not compile: [Errno 30] Read-only file system": len(cases)} for v in spec.variants()}
+        return static.Static({}, dropped, [["vendor"] for _ in cases], static.digest(cases))
+
+    monkeypatch.setattr(static, "screen", nothing)
+    code, _, err = run("rms_norm", "plan", "static", *shapes(tmp_path))
+    assert code == 2 and "none of its Triton kernels compiles for sm_90" in err[-1] and "Read-only" in err[-1]
+    assert not own(tmp_path).static.exists()
+
+
+def test_emit_keeps_the_measurements_that_a_shorter_run_replaces(run, machine, tmp_path) -> None:
+    assert run("rms_norm", *shapes(tmp_path))[0] == 0
+    packed = own(tmp_path).packed
+    whole = packed.read_bytes()
+    (tmp_path / "shapes.json").write_text('[{"op": "rms_norm", "M": 8, "N": 4096}]')
+    assert run("rms_norm", *shapes(tmp_path))[0] == 0
+    assert packed.read_bytes() != whole == packed.with_name(f"{packed.name}.previous").read_bytes()
+
+
+@pytest.mark.parametrize("how", ["truncated", "other raw file", "other device"])
+def test_install_refuses_what_does_not_belong_together(run, tmp_path, how: str) -> None:
+    assert run("rms_norm", "plan", "static", "gate", "measure", "emit", *shapes(tmp_path))[0] == 0
+    paths = own(tmp_path)
+    if how == "truncated":
+        paths.table.write_bytes(paths.table.read_bytes()[:-40])
+    elif how == "other raw file":
+        paths.packed.write_bytes(raw.pack(b"other"))
+    else:
+        paths.table.write_bytes(paths.table.read_bytes().replace(b'"sms": 132', b'"sms": 114'))
+    code, out, _ = run("rms_norm", "plan", "--install", *shapes(tmp_path))
+    assert code == 2 and not any("installed" in line for line in out)
+    assert not (tmp_path / "cache" / "rms_norm" / "sm_90-132.json").exists()
+
+
+@pytest.mark.parametrize("text", ["", "~/here"])
+def test_out_is_a_folder_and_a_tilde_is_home(run, tmp_path, monkeypatch, capsys, text: str) -> None:
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    code, _, err = run("rms_norm", "plan", *shapes(tmp_path), f"--out={text}", out=False)
+    assert (code == 2 and "expected a folder" in err[-1]) if not text else (tmp_path / "home" / "here").is_dir()
+
+
+def test_own_shapes_that_stand_alone_do_not_replace_a_table_that_knows_more(
+    run, machine, tmp_path, monkeypatch
+) -> None:
+    assert run("rms_norm", *shapes(tmp_path))[0] == 0
+    there = tmp_path / "cache" / "rms_norm" / "sm_90-132.json"
+    whole = there.read_bytes()
+    monkeypatch.setattr(sweep._compat, "torch_version", lambda: "9.9.0")
+    (tmp_path / "shapes.json").write_text('[{"op": "rms_norm", "M": 8, "N": 4096}]')
+    code, out, _ = run("rms_norm", *shapes(tmp_path))
+    assert code == 0 and there.read_bytes() == whole
+    assert any(line.startswith("rms_norm: not installed, as it knows your shapes alone") for line in out)
+    assert run("rms_norm", *shapes(tmp_path), "--install")[0] == 0 and there.read_bytes() != whole
+
+
+@pytest.mark.parametrize("stage", ["static", "gate"])
+def test_a_damaged_work_file_is_one_sentence(run, tmp_path, stage: str) -> None:
+    assert run("rms_norm", "plan", "static", "gate", *shapes(tmp_path))[0] == 0
+    path = getattr(own(tmp_path), stage)
+    value = json.loads(path.read_bytes())
+    for key in list(value):
+        path.write_text(json.dumps(value | {key: 7}))
+        code, _, err = run("rms_norm", "measure", *shapes(tmp_path))
+        assert code == 2 and err[-1].startswith("rms_norm: "), (key, err)
+
+
+def test_without_triton_there_is_nothing_to_compile(run, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(command._compat, "has_triton", lambda: False)
+    code, _, err = run("rms_norm", "plan", "static", *shapes(tmp_path))
+    assert code == 2 and "need triton" in err[-1]

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
+import os
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from learn_cases import FACTS, SPEC, grid, leaves, measured, raw_of, shuffled, speeds, synthetic
+from learn_cases import FACTS, SPEC, between, grid, leaves, measured, raw_of, shuffled, speeds, synthetic
 from tritonops.calibrate import raw as raw_file
 from tritonops.calibrate.emit import emit
 from tritonops.calibrate.learn import learn
@@ -36,8 +40,14 @@ def parsed(data: bytes) -> table.Table:
     return table.parse(data, "emitted", op=SPEC.name, features=features, known=set(SPEC.variants()))
 
 
-def test_valid_by_parser_and_schema_and_in_the_one_textual_form() -> None:
-    data = emitted(synthetic())
+@pytest.mark.parametrize("kind", ["learned", "refused", "cross-validated"])
+def test_valid_by_parser_and_schema_and_in_the_one_textual_form(kind: str) -> None:
+    rows = [measured(m, n, speeds(m, n), dtype=d) for d in ("float16", "float32") for m, n in grid()]
+    bad = [measured(100, 600, {"small/a": 0.7, "twin/a": 0.7}, heldout=True)]
+    data = emitted({"learned": synthetic(), "refused": Raw(synthetic().header, (*synthetic().measured, *bad)),
+                    "cross-validated": raw_of(rows)}[kind])  # fmt: skip
+    if kind != "learned":
+        assert f'"{kind}'.encode() in data
     made = parsed(data)
     assert (made.arch, made.sms, made.names) == ("sm_90", 132, ("NVIDIA Test",))
     assert table.dump(json.loads(data)) == data
@@ -104,6 +114,39 @@ def test_the_same_bytes_whatever_the_order_of_rows_and_candidates(seed: int) -> 
     raw = synthetic(0.05)
     # Through the file's form first: it keeps 4 digits of a time.
     assert emitted(shuffled(raw, seed)) == emitted(shuffled(raw, seed + 10))
+
+
+def test_a_refusal_has_the_same_bytes_in_any_order() -> None:
+    """It names a case, whose sizes the file may hold in another order."""
+    rows = [measured(m, n, speeds(m, n)) for m, n in grid()]
+    bad = measured(100, 600, {"small/a": 0.7, "twin/a": 0.7}, heldout=True)
+    good = [measured(m, n, speeds(m, n), heldout=True) for m, n in between(20)]
+    first = emitted(raw_of([*rows, *good, bad]))
+    assert b"of torch's speed on learned_toy M=100 N=600" in first
+    turned = {"N": 600, "M": 100}
+    case = dataclasses.replace(bad.case, problem=dataclasses.replace(bad.case.problem, dims=turned))
+    assert emitted(raw_of([dataclasses.replace(bad, case=case), *reversed(good), *rows])) == first
+
+
+_PROGRAM = """
+import hashlib, sys
+from learn_cases import shuffled, synthetic
+from test_calibrate_emit import emitted
+print(hashlib.sha256(emitted(shuffled(synthetic(0.05), int(sys.argv[1])))).hexdigest())
+"""
+
+
+def test_the_same_bytes_in_every_process() -> None:
+    folder = Path(__file__).parent
+    path = os.pathsep.join(map(str, (folder, folder.parent, folder.parents[1])))
+    digests = [
+        subprocess.run(
+            [sys.executable, "-c", _PROGRAM, seed], env={**os.environ, "PYTHONHASHSEED": seed, "PYTHONPATH": path},
+            capture_output=True, check=True, text=True, timeout=120,
+        ).stdout.strip()
+        for seed in ("1", "20")
+    ]  # fmt: skip
+    assert digests == [hashlib.sha256(emitted(shuffled(synthetic(0.05), 3))).hexdigest()] * 2
 
 
 def test_the_same_bytes_from_the_file_plain_and_packed(tmp_path: Path) -> None:

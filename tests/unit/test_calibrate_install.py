@@ -102,3 +102,11 @@ def test_nothing_to_install_is_an_error_and_makes_nothing(cache, tmp_path) -> No
     with pytest.raises(FileNotFoundError):
         install.install(raw.Paths(tmp_path / "out", "rms_norm", DEVICE))
     assert not cache.exists()
+
+
+def test_a_folder_is_held_by_one_at_a_time(tmp_path) -> None:
+    out = tmp_path / "new"
+    with install.alone(out) as first, install.alone(out) as second:
+        assert (first, second) == (True, False)
+    with install.alone(out) as again:
+        assert again

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import os
 from pathlib import Path
 
 import pytest
@@ -16,7 +17,10 @@ from tritonops.device import named_device
 from tritonops.dispatch.problem import Problem
 from tritonops.dispatch.variant import REGISTRY
 
-HEADER = {"kind": "header", "schema": 1, "op": "matmul"}
+HEADER = {
+    "kind": "header", "schema": 1, "op": "matmul", "device": {"arch": "sm_90", "sms": 132, "names": ["NVIDIA H200"]},
+    "made_with": {}, "kernels": {}, "variants": {}, "dropped": {}, "gate": {}, "method": {},
+}  # fmt: skip
 
 
 def case(op: str = "matmul", **more) -> Case:
@@ -85,7 +89,17 @@ ROW = MEASURED.to_json()
         ([HEADER | {"schema": 2}], "schema 2, this version reads 1"),
         ([HEADER, 3], "line 2 is not a row"),
         ([HEADER, {"kind": "case"}], "line 2: KeyError"),
-        ([HEADER, ROW | {"graph": 5}], "line 2: AttributeError"),
+        ([HEADER, ROW | {"graph": 5}], "line 2: TypeError: graph"),
+        ([HEADER, ROW | {"dims": {"M": 2.5}}], "line 2: TypeError: dims.M"),
+        ([HEADER, ROW | {"dims": {"M": -1}}], "line 2: TypeError: dims.M"),
+        ([HEADER, ROW | {"heldout": 1}], "line 2: TypeError: heldout"),
+        ([HEADER, ROW | {"calls": True}], "line 2: TypeError: calls"),
+        ([HEADER | {"op": None}], "line 1: op is"),
+        ([HEADER | {"gate": []}], "line 1: gate is"),
+        ([HEADER | {"gate": {"tiled/a": {}}}], "line 1: gate is"),
+        ([HEADER | {"variants": {"tiled/a": 3}}], "line 1: variants is"),
+        ([HEADER | {"device": {"arch": "sm_90", "sms": "132", "names": ["x"]}}], "line 1: device is"),
+        ([HEADER | {"device": {"arch": "sm_90", "sms": 132, "names": []}}], "line 1: device is"),
         ([HEADER, ROW | {"graph": {"vendor": ["fast"]}}], "line 2: ValueError"),
     ],
 )
@@ -103,6 +117,13 @@ def test_text_and_half_a_gzip_file_are_refused(tmp_path) -> None:
         path.write_bytes(data)
         with pytest.raises(RawError):
             raw.read(path)
+
+
+def test_a_pipe_is_refused_and_does_not_hang(tmp_path) -> None:
+    path = tmp_path / "raw.jsonl"
+    os.mkfifo(path)
+    with pytest.raises(RawError, match="not a regular file"):
+        raw.read(path)
 
 
 def test_a_case_is_told_apart_by_problem_and_ids_and_by_nothing_else() -> None:

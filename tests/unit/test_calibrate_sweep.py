@@ -257,3 +257,9 @@ def test_own_shapes_stand_alone_where_there_is_nothing_to_join(serving, paths, m
     said: list[str] = []
     assert run(paths, Bench(), OWN_CASES, shapes=True, progress=said.append) == 0
     assert len(raw.read(paths.raw).measured) == 2 and said[0].startswith("rms_norm: yours alone, as ")
+
+
+def test_a_variant_without_a_verdict_is_not_measured(paths) -> None:
+    bench = Bench()
+    run(paths, bench, gated={"vendor": GATE["vendor"], OWN: GATE[OWN] | {"passed": "no"}})
+    assert {candidates for _, candidates in bench.asked} == {("vendor",)}

@@ -36,9 +36,19 @@ def test_the_bars_are_met_on_shapes_between_those_learned_from(noise: float, see
     assert 0 < evidence["noise"] < 4 * noise
 
 
-def test_ten_per_cent_of_noise_costs_gains_but_no_losses() -> None:
-    evidence = score(report(synthetic(0.1))).evidence()
-    assert evidence["worst_vendor"] >= 0.95 and evidence["geomean_vendor"] > 1.1
+@pytest.mark.parametrize("seed", range(6))
+def test_ten_per_cent_of_noise_costs_gains_but_no_losses(seed: int) -> None:
+    found = score(report(synthetic(0.1, seed)))
+    assert min(row.gain.high for row in found.rows) >= 0.98 and not found.refused
+    assert found.evidence()["geomean_vendor"] > 1.1
+
+
+def test_what_gave_a_wrong_result_elsewhere_is_not_the_best_that_a_choice_is_held_to() -> None:
+    held = [measured(m, n, {**speeds(m, n), "slow/a": 9.0}, heldout=True) for m, n in between(10)]
+    wrong = measured(600, 5000, speeds(600, 5000), heldout=True, failed={"slow/a": "differs from the vendor's"})
+    rows = score(report(raw_of([*TRAINING, *held, wrong]))).rows
+    assert "slow/a" not in {row.oracle for row in rows} and min(row.of_oracle for row in rows) > 0.95
+    assert {row.oracle for row in score(report(raw_of([*TRAINING, *held]))).rows} == {"slow/a"}
 
 
 def test_outside_the_hull_the_vendor_is_chosen_as_at_run_time() -> None:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import torch
 
-from .. import _env
+from .. import _compat, _env
 from ..device import DeviceInfo, device_info, named_device
 from ..toolchain import AssemblerError
 from . import install, plan, raw
@@ -37,6 +37,12 @@ def _positive(kind: type[int] | type[float]) -> Callable[[str], float]:
     return read
 
 
+def _folder(text: str) -> Path:
+    if not text:
+        raise argparse.ArgumentTypeError("expected a folder, got ''")
+    return Path(text).expanduser()
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="python -m tritonops.calibrate",
@@ -49,7 +55,9 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("what", nargs="*", metavar="OP|STAGE", help="ops (or all) and stages, in any order")
     parser.add_argument("--budget", type=_positive(float), metavar="SECONDS",
                         help=f"time to measure, all ops together (default {_BUDGET:g})")  # fmt: skip
-    parser.add_argument("--out", type=Path, metavar="DIR", help="where files go (default: calibration/ in the cache)")
+    parser.add_argument(
+        "--out", type=_folder, metavar="DIR", help="where files go (default: calibration/ in the cache)"
+    )
     parser.add_argument("--target", metavar="NAME", help="a GPU that is not here, for example sm_90-132")
     parser.add_argument("--device", type=int, metavar="INDEX", help="CUDA index of the GPU (default: the current one)")
     parser.add_argument("--resume", action="store_true", help="go on where a run ended")
@@ -152,6 +160,10 @@ def _calibrate(parser: argparse.ArgumentParser, options: argparse.Namespace, pro
     if options.uninstall:
         return _uninstall(ops or OPS, _device(options, (), _env.cache_dir()))
     stages = named or list(STAGES)
+    if any(stage in ("static", *ON_GPU) for stage in stages) and not _compat.has_triton():
+        raise Stop("static, gate and measure need triton: pip install triton")
+    if "static" in stages and _env.interpret():
+        raise Stop("static: TRITON_INTERPRET is set, so that no kernel can be compiled; unset it")
     if any(s in stages for s in ("learn", "verify", "emit")) and importlib.util.find_spec("numpy") is None:
         raise Stop("learn, verify and emit need numpy: pip install 'tritonops[calibrate]'")
     if options.report is not None:
@@ -177,9 +189,12 @@ def _calibrate(parser: argparse.ArgumentParser, options: argparse.Namespace, pro
         install=True if options.install else implied,
     )
     run = Run(settings, progress)
-    run.run(stages)
-    if options.report is not None:
-        run.pictures(options.report)
+    with install.alone(out) if any(stage in WRITING for stage in stages) else contextlib.nullcontext(True) as free:
+        if not free:
+            raise Stop(f"another run is at work in {out}; wait for it, or give this one a folder of its own with --out")
+        run.run(stages)
+        if options.report is not None:
+            run.pictures(options.report)
     if settings.install is not False:
         run.each(run.install)
         if run.installed:

@@ -37,7 +37,7 @@ def _section(section: LearnedSection, score: Score | None) -> dict[str, Any]:
     if score is not None:
         evidence["heldout"] = score.evidence()
         if score.refused:
-            tree = {"use": [VENDOR, *section.ours[:2]], "n": section.evidence["shapes"]}
+            tree = section.vendors
     return {"when": dict(section.when), "hull": dict(section.hull), "tree": tree, "evidence": evidence}
 
 

@@ -36,7 +36,7 @@ def install(paths: Paths) -> tuple[Path, Path]:
     table, packed = paths.table.read_bytes(), paths.packed.read_bytes()
     target = installed(paths)
     target.packed.parent.mkdir(parents=True, exist_ok=True)
-    with _alone(target.table.parent):
+    with alone(target.table.parent, wait=True):
         write_atomically(target.packed, packed)
         write_atomically(target.table, table)
     clear_cache()
@@ -56,7 +56,7 @@ def uninstall(paths: Paths) -> tuple[list[Path], str]:
     if not target.table.parent.is_dir():
         return [], ""
     removed = []
-    with _alone(target.table.parent):
+    with alone(target.table.parent, wait=True):
         if target.table.exists() and not _ours(target):
             return [], f"{target.table} was not installed by this command; it is left as it is"
         for path in (target.table, target.packed):
@@ -79,12 +79,22 @@ def _ours(target: Paths) -> bool:
 
 
 @contextlib.contextmanager
-def _alone(directory: Path) -> Iterator[None]:
-    """One process at a time; a file system without locks goes without."""
+def alone(directory: Path, *, wait: bool = False) -> Iterator[bool]:
+    """Hold a directory against other processes; False where one has it. A file system without locks goes without.
+
+    Raises:
+        OSError: there is no such directory and it cannot be made.
+    """
+    directory.mkdir(parents=True, exist_ok=True)
     handle = os.open(directory, os.O_RDONLY)
     try:
-        with contextlib.suppress(OSError):
-            fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
+        free = True
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX if wait else fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            free = False
+        except OSError:
+            pass
+        yield free
     finally:
         os.close(handle)

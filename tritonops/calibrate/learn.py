@@ -14,10 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from ..dispatch.problem import MODES, Problem
+from ..dispatch.problem import MODES
 from ..dispatch.variant import VENDOR, OpSpec, Variant
 from .raw import Raw
-from .samples import Sample, failed_in, interval, pool_of, samples
+from .samples import Sample, interval, pool, samples
 from .tree import Data, Node, grow, leaf_of, pruned, threshold
 
 # One logarithm unit of cost, gain and noise is a millionth; one shape weighs a thousand.
@@ -47,7 +47,7 @@ class LearnedSection:
         tree: as in the table's JSON.
         evidence: number of shapes, traits of the cases, the cover set; `verify` adds the held-out score.
         crossvalidated: for each training case's key, the variant that a tree learned without its shape chooses.
-        ours: our variants, the best first: what serves where the vendor is excluded.
+        vendors: the leaf that stands for the whole tree where the section is refused.
     """
 
     when: Mapping[str, Any]
@@ -55,7 +55,7 @@ class LearnedSection:
     tree: Mapping[str, Any]
     evidence: Mapping[str, Any]
     crossvalidated: Mapping[str, str] = field(default_factory=dict)
-    ours: tuple[str, ...] = ()
+    vendors: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -63,10 +63,6 @@ class Learned:
     op: str
     sections: tuple[LearnedSection, ...]
     default: tuple[str, ...] = (VENDOR,)
-
-
-def _pool(problem: Problem) -> tuple[str, str, bool]:
-    return pool_of(problem.table_dtype), problem.layout, problem.aligned
 
 
 def learn(raw: Raw, spec: OpSpec) -> Learned:
@@ -79,32 +75,28 @@ def learn(raw: Raw, spec: OpSpec) -> Learned:
     for mode in sorted(MODES, reverse=True):
         pools: dict[tuple[str, str, bool], list[Sample]] = {}
         for sample in samples(raw, spec, mode, heldout=False):
-            pools.setdefault(_pool(sample.measured.case.problem), []).append(sample)
-        for pool, rows in pools.items():
-            # Of held-out cases too, and of those that broke the context before a time was taken.
-            out = failed_in(m for m in raw.measured if _pool(m.case.problem) == pool)
+            pools.setdefault(pool(sample.measured.case.problem), []).append(sample)
+        for key, rows in pools.items():
             if mode == "eager" and not any(row.measured.eager for row in rows):
                 # The device is the bottleneck on all of them, so eager equals graph.
-                graph = by_pool["graph", pool]
-                by_pool[mode, pool] = [replace(s, when={**s.when, "mode": mode}) for s in graph]
+                graph = by_pool["graph", key]
+                by_pool[mode, key] = [replace(s, when={**s.when, "mode": mode}) for s in graph]
             else:
-                by_pool[mode, pool] = _sections(spec, mode, pool, rows, out)
+                by_pool[mode, key] = _sections(spec, mode, key, rows)
     sections = [section for found in by_pool.values() for section in found]
     return Learned(raw.op, tuple(sorted(sections, key=lambda s: [str(v) for v in s.when.values()])))
 
 
-def _sections(
-    spec: OpSpec, mode: str, pool: tuple[str, str, bool], rows: Sequence[Sample], out: set[str]
-) -> list[LearnedSection]:
+def _sections(spec: OpSpec, mode: str, key: tuple[str, str, bool], rows: Sequence[Sample]) -> list[LearnedSection]:
     listed = spec.variants()
-    known = [vid for vid in listed if any(vid in row.gains for row in rows) and vid not in out]
+    known = [vid for vid in listed if any(vid in row.gains for row in rows)]
     cover = _cover(rows, [vid for vid in known if vid != VENDOR])
     choices = [VENDOR, *cover]
     names = (*spec.dims, *spec.feature_names)
     data = _data(rows, choices, names)
     price, chosen = _price(rows, data, names, choices)
     tree = pruned(grow(data), price)
-    ours = _ranked(rows, known)
+    vendors = leaf_json(VENDOR, rows, known, listed)
     result = []
     for dtype in sorted({row.measured.case.problem.table_dtype for row in rows}):
         mine = [row for row in rows if row.measured.case.problem.table_dtype == dtype]
@@ -114,7 +106,7 @@ def _sections(
         evidence["traits"] = _traits(mine)
         result.append(
             LearnedSection(
-                {"dtype": dtype, "layout": pool[1], "aligned": pool[2], "policy": "fast", "mode": mode},
+                {"dtype": dtype, "layout": key[1], "aligned": key[2], "policy": "fast", "mode": mode},
                 {
                     name: [min(row.features[name] for row in rows), max(row.features[name] for row in rows)]
                     for name in spec.dims
@@ -122,14 +114,14 @@ def _sections(
                 _json(tree, rows, choices, names, known, listed),
                 evidence,
                 {rows[i].measured.case.key: vid for i, vid in chosen.items() if rows[i] in mine},
-                tuple(ours),
+                vendors,
             )
         )
     return result
 
 
 def _log(ratio: float) -> int:
-    return round(math.log(ratio) * _UNIT)
+    return round(math.log(min(max(ratio, 1e-6), 1e6)) * _UNIT)
 
 
 def _weights(rows: Sequence[Sample]) -> list[int]:

@@ -72,6 +72,16 @@ class Poison(TorchDispatchMode):
         return out
 
 
+def refill(like: Any) -> None:
+    """Fill memory that the next allocations of the sizes of `like` will get with 0xFF, which is NaN."""
+    held = [
+        torch.empty(t.numel() * t.element_size(), dtype=torch.uint8, device=t.device).fill_(255)
+        for t in tensors(like)
+        for _ in range(2)
+    ]
+    del held
+
+
 def poison_free_memory(where: torch.device, like: Outputs) -> None:
     """Fill memory that the next allocations may get with 0xFF, which is NaN in every floating dtype."""
     sizes = [t.numel() * t.element_size() for t in like for _ in range(4)]

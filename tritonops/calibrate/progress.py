@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import io
 import re
 import shutil
 import sys
@@ -23,7 +24,8 @@ class Progress:
     """
 
     def __init__(self, stream: TextIO | None = None, clock: Callable[[], float] = time.monotonic):
-        self._stream = sys.stderr if stream is None else stream
+        # A daemon may have closed stderr.
+        self._stream = stream or sys.stderr or io.StringIO()
         self._clock = clock
         self._tty = self._stream.isatty()
         self._bar: Any = None

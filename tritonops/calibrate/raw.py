@@ -31,6 +31,14 @@ class RawError(ValueError):
     """A raw file that cannot be used: where, and why."""
 
 
+# What a case's row must have, and the header.
+_CASE: dict[str, Any] = {
+    "dims": dict, "dtype": str, "layout": str, "aligned": bool, "traits": dict, "ids": str, "source": str,
+    "heldout": bool, "weight": int | float, "graph": dict, "eager": dict, "failed": dict, "calls": int, "rejected": int,
+}  # fmt: skip
+_HEADER = ("device", "made_with", "kernels", "variants", "dropped", "gate", "method")
+
+
 @dataclass(frozen=True)
 class Measured:
     """One case with its times in milliseconds a call, by variant.
@@ -70,6 +78,12 @@ class Measured:
 
     @classmethod
     def from_json(cls, op: str, row: Mapping[str, Any]) -> Measured:
+        for name, kind in _CASE.items():
+            if not isinstance(row[name], kind) or (kind is int and isinstance(row[name], bool)):
+                raise TypeError(f"{name} is {str(row[name])[:40]!r}")
+        for name, value in row["dims"].items():
+            if type(value) is not int or not 0 < value < 2**53:
+                raise TypeError(f"dims.{name} is {str(value)[:40]!r}")
         return cls(
             Case.from_json(op, row),
             {v: tuple(map(float, times)) for v, times in row["graph"].items()},
@@ -158,6 +172,8 @@ def read(path: Path) -> Raw:
         RawError: damaged, of another schema, or without a header; names the file and the line.
         OSError: it cannot be read.
     """
+    if path.exists() and not path.is_file():
+        raise RawError(f"{path}: not a regular file")
     data = path.read_bytes()
     if path.suffix == ".gz":
         try:
@@ -180,6 +196,7 @@ def read(path: Path) -> Raw:
     header = rows[0]
     if header.get("schema") != SCHEMA:
         raise RawError(f"{path}: schema {header.get('schema')!r}, this version reads {SCHEMA}")
+    _check_header(header, path)
     measured: dict[str, Measured] = {}
     for number, row in enumerate(rows[1:], 2):
         try:
@@ -188,6 +205,26 @@ def read(path: Path) -> Raw:
             raise RawError(f"{path}: line {number}: {type(error).__name__}: {error}") from None
         measured[m.case.key] = m
     return Raw(header, tuple(measured.values()))
+
+
+def _check_header(header: Mapping[str, Any], path: Path) -> None:
+    def fail(name: str) -> RawError:
+        return RawError(f"{path}: line 1: {name} is {str(header.get(name))[:60]!r}")
+
+    if not isinstance(header.get("op"), str):
+        raise fail("op")
+    for name in _HEADER:
+        if not isinstance(header.get(name), dict):
+            raise fail(name)
+    device, names = header["device"], header["device"].get("names")
+    named = isinstance(names, list) and bool(names) and all(isinstance(n, str) for n in names)
+    if not (named and isinstance(device.get("arch"), str) and type(device.get("sms")) is int):
+        raise fail("device")
+    for name in ("kernels", "variants", "gate"):
+        if not all(isinstance(v, dict) for v in header[name].values()):
+            raise fail(name)
+    if not all("passed" in verdict for verdict in header["gate"].values()):
+        raise fail("gate")
 
 
 class Appender:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import functools
 import json
 import math
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from statistics import median
 
 from ..device import DeviceInfo
+from ..dispatch.problem import Problem
 from ..dispatch.variant import VENDOR, OpSpec
 from .raw import Measured, Raw, RawError
 
@@ -22,6 +23,11 @@ _HARMLESS = "OutOfMemoryError"
 def pool_of(dtype: str) -> str:
     """float16 and bfloat16 move the same bytes and run at the same rate: they are learned from together."""
     return "16-bit" if dtype in ("float16", "bfloat16") else dtype
+
+
+def pool(problem: Problem) -> tuple[str, str, bool]:
+    """What is learned from together: dtype, layout, aligned."""
+    return pool_of(problem.table_dtype), problem.layout, problem.aligned
 
 
 @dataclass(frozen=True)
@@ -44,7 +50,8 @@ class Sample:
 
     Attributes:
         shape: one text for the sizes, whatever the dtype and the ids.
-        gains: by variant, the vendor's 1 with them; what is illegal or failed there has none.
+        gains: by variant, the vendor's 1 with them; what is illegal there has none, and what failed the gate or in any
+            case of its pool.
         weight: of the case.
     """
 
@@ -103,31 +110,41 @@ def device_of(raw: Raw) -> DeviceInfo:
 
 
 def refused(raw: Raw) -> set[str]:
-    """Variants that failed the gate."""
-    return {vid for vid, verdict in raw.header["gate"].items() if not verdict["passed"]}
+    """Variants of ours that failed the gate."""
+    return {vid for vid, verdict in raw.header["gate"].items() if verdict["passed"] is not True} - {VENDOR}
 
 
 def samples(raw: Raw, spec: OpSpec, mode: str, *, heldout: bool) -> Iterator[Sample]:
-    """The cases of one kind, in the order of their keys.
+    """The cases of one kind, in the order of their keys; sizes in the op's order, whatever the file's.
 
     Raises:
-        RawError: a time is not a positive number, or a case has no time of the vendor's.
+        RawError: a time or a weight is not a positive number, or a case has no time of the vendor's.
     """
-    device, out = device_of(raw), refused(raw)
+    device, failed = device_of(raw), failures(raw)
     for m in sorted(raw.measured, key=lambda m: m.case.key):
         if m.case.heldout != heldout or not m.graph:
             continue
+        problem = replace(m.case.problem, dims={name: m.case.problem.dims[name] for name in spec.dims})
+        m = replace(m, case=replace(m.case, problem=problem))
         for times in (*m.graph.values(), *m.eager.values()):
             if not times or not all(math.isfinite(t) and t > 0 for t in times):
-                raise RawError(f"{spec.name}: {m.case.problem.describe()}: a time is not a positive number")
+                raise RawError(f"{problem.describe()}: a time is not a positive number")
+        if not (math.isfinite(m.case.weight) and m.case.weight > 0):
+            raise RawError(f"{problem.describe()}: its weight is not a positive number")
         if VENDOR not in m.graph or (m.eager and VENDOR not in m.eager):
-            raise RawError(f"{spec.name}: {m.case.problem.describe()}: no time of the vendor's")
+            raise RawError(f"{problem.describe()}: no time of the vendor's")
+        out = failed[pool(problem)]
         gains = {vid: gain for vid, gain in gains_of(m, mode).items() if vid not in out}
-        problem = m.case.problem
         shape = json.dumps(dict(problem.dims), sort_keys=True)
-        yield Sample(m, shape, spec.all_features(problem, device), gains, max(m.case.weight, 0.0))
+        yield Sample(m, shape, spec.all_features(problem, device), gains, m.case.weight)
 
 
-def failed_in(measured: Iterable[Measured]) -> set[str]:
-    """Variants that raised or gave a wrong result in one of the cases, whether or not it could be timed."""
-    return {vid for m in measured for vid, why in m.failed.items() if _HARMLESS not in why}
+def failures(raw: Raw) -> dict[tuple[str, str, bool], set[str]]:
+    """By pool, our variants that failed the gate, or raised or gave a wrong result in one of its cases: in a held-out
+    one too, and in one that broke the context before a time was taken."""
+    out: dict[tuple[str, str, bool], set[str]] = {}
+    for m in raw.measured:
+        found = out.setdefault(pool(m.case.problem), refused(raw))
+        found |= m.graph.keys() - raw.header["gate"].keys() - {VENDOR}  # without a verdict
+        found |= {vid for vid, why in m.failed.items() if _HARMLESS not in why} - {VENDOR}
+    return out

@@ -152,6 +152,8 @@ class Run:
             return reader()
         except ValueError as error:
             raise Skip(str(error)) from None
+        except (KeyError, TypeError, AttributeError, RecursionError) as error:
+            raise Skip(f"{path}: damaged ({type(error).__name__}: {error}); run the stage {stage} again") from None
 
     def cases(self, work: Work) -> list[Case]:
         if work.cases is None:
@@ -190,6 +192,11 @@ class Run:
             except Skip as error:
                 self.progress.say(f"{work.spec.name}: {error}; compiling anew")
         found = static.screen(work.spec, cases, self.settings.device, self.settings.jobs, self.progress)
+        why = next((why for reasons in found.dropped.values() for why in reasons if "does not compile" in why), None)
+        if why is not None and set(found.variants) <= {vid for vid, v in work.spec.variants().items() if not v.kernel}:
+            raise Skip(
+                f"none of its Triton kernels compiles for {self.settings.device.arch}, the first because it {why}"
+            )
         static.write(work.paths, found)
         work.static = found
         compiled = found.cost.get("compilations", 0)
@@ -281,8 +288,9 @@ class Run:
         source = work.paths.source()
         if work.raw is None:
             work.raw = self._read(source, "measure", lambda: raw.read(source))
-            if work.raw.op != work.spec.name:
-                raise Skip(f"{source} is about {work.raw.op}")
+            facts, device = work.raw.header["device"], self.settings.device
+            if (work.raw.op, facts["arch"], facts["sms"]) != (work.spec.name, device.arch, device.sms):
+                raise Skip(f"{source} is about {work.raw.op} on {facts['arch']}-{facts['sms']}")
         if not work.raw.measured:
             raise Skip(f"{source} has no case; run the stage measure")
         if work.learned is None:
@@ -321,6 +329,10 @@ class Run:
         features = {*work.spec.dims, *work.spec.feature_names}
         table.parse(data, str(paths.table), op=name, features=features, known=set(work.spec.variants()))
         if plain:
+            if paths.packed.exists() and paths.packed.read_bytes() != packed:
+                previous = paths.packed.with_name(f"{paths.packed.name}.previous")
+                os.replace(paths.packed, previous)
+                self.progress.say(f"emit {name}: the measurements that were there are kept as {previous}")
             table.write_atomically(paths.packed, packed)
         table.write_atomically(paths.table, data)
         if plain:
@@ -337,8 +349,17 @@ class Run:
         if not asked and not self.judged(work)[2].passed:
             self.result(f"{name}: not installed, as a bar was missed; --install installs it all the same")
             return
+        self._read(paths.table, "emit", lambda: self._check(work))
+        serving = next((f for f in store.search(work.spec, self.settings.device) if f.status == "used"), None)
+        alone = self.known(work)[0].header["method"].get("alone") if self.settings.shapes is not None else None
+        if not asked and alone and serving is not None:
+            self.result(
+                f"{name}: not installed, as it knows your shapes alone ({alone}) and {serving.path} knows more; "
+                "--install installs it all the same"
+            )
+            return
         try:
-            where, _ = self._read(paths.table, "emit", lambda: install(paths))
+            where, _ = install(paths)
         except OSError as error:
             if asked:
                 raise
@@ -352,6 +373,20 @@ class Run:
         used = next((f for f in store.search(work.spec, self.settings.device) if f.status == "used"), None)
         if used is not None and used.path != where:
             self.result(f"{name}: but {used.path} ({used.place}) comes first")
+
+    def _check(self, work: Work) -> None:
+        """Whether table and raw file belong together, and to this op and device.
+
+        Raises:
+            TableError: the table is damaged, or for another op or device.
+            Skip: the raw file is not the one that the table was made from.
+        """
+        made, device = store.read(work.paths.table, work.spec), self.settings.device
+        if (made.arch, made.sms) != (device.arch, device.sms):
+            raise Skip(f"{work.paths.table} is for {made.arch}-{made.sms}, not {device.table_name}")
+        packed = hashlib.sha256(work.paths.packed.read_bytes()).hexdigest()
+        if made.provenance.get("sha256") != packed:
+            raise Skip(f"{work.paths.packed} is not the file that {work.paths.table} was made from; emit it again")
 
     def pictures(self, directory: Path) -> None:
         """The report of --report."""

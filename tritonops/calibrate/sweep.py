@@ -23,6 +23,7 @@ from ..dispatch.source import source_hash
 from ..dispatch.variant import VENDOR, Choice, OpSpec
 from . import gate, measure
 from .case import Case
+from .outputs import Poison, refill
 from .race import HALVING, Stage, race
 from .raw import SCHEMA, Appender, Measured, Paths, Raw, RawError, digits, read
 from .telemetry import Monitor, monitor
@@ -192,7 +193,7 @@ def sweep(
     """Measure the cases in order and append each to ``paths.raw``; the number of cases left when the deadline came.
 
     Args:
-        static, gated: what the stages before found; a variant that failed the gate is not measured.
+        static, gated: what the stages before found; a variant that has not passed the gate is not measured.
         deadline: on `clock`; no case is begun after it.
         resume: continue the file that is there; otherwise there must be none.
         shapes: the cases are a user's own; the measurements of the table that serves this device, if they fit, stand
@@ -228,9 +229,11 @@ def sweep(
         base, why = base_of(spec, device, head)
         if base is not None:
             _join(head, base)
+        else:
+            head["method"]["alone"] = why
         progress(f"{spec.name}: " + (f"{len(base.measured)} cases join yours" if base else f"yours alone, as {why}"))
     position = {c.key: i for i, c in enumerate(cases)}
-    failed_gate = {vid for vid, verdict in gated.items() if not verdict["passed"]}
+    passed = {VENDOR} | {vid for vid, verdict in gated.items() if verdict["passed"] is True}
     with Appender(paths.raw) as out:
         if not started:
             out.add(head)
@@ -244,9 +247,7 @@ def sweep(
             known = dict(done[case.key].failed) if case.key in done else {}
             if VENDOR in known:  # it did not fit into this device's memory
                 continue
-            candidates = [
-                vid for vid in static.candidates[position[case.key]] if vid not in failed_gate and vid not in known
-            ]
+            candidates = [vid for vid in static.candidates[position[case.key]] if vid in passed and vid not in known]
             try:
                 result = run(spec, case, candidates)
             except ContextLost as error:
@@ -366,9 +367,11 @@ class CudaBench:
         return {vid: ms for vid, ms in once.items() if ms > limit and vid != VENDOR}
 
     def _try(self, case: Case, vid: str, call: Callable[..., Any], args: Any, expected: Any) -> str | None:
-        """Compile, load and run once, and look at the result; the reason why the candidate is out, or None."""
+        """Run once into memory that holds NaN and look at the result; why the candidate is out, or None."""
         try:
-            out = call(*args)
+            refill(expected)
+            with Poison():
+                out = call(*args)
             torch.cuda.synchronize(self.where)
         except Exception as error:
             why = _reason("raised", error)

@@ -14,7 +14,8 @@ Ints = npt.NDArray[np.int64]
 MAX_DEPTH = 8
 # Thresholds of a feature that the look-ahead tries; the split itself tries all.
 _PROBES = 10
-_NEVER = np.int64(1) << 50
+# Above any sum of costs: a hundred thousand rows, each a million times slower than the vendor.
+_NEVER = np.int64(1) << 60
 
 
 @dataclass(frozen=True)
@@ -167,12 +168,25 @@ def _pruned(node: Node, price: int) -> tuple[Node, int]:
     return Node(node.choice, node.cost, node.index, node.feature, node.a, node.b, yes, no), yes_cost + no_cost
 
 
+def _beside(node: Node, feature: int, above: bool) -> tuple[int, int]:
+    """(rows in leaves of the vendor, rows) of the leaves that reach the upper or lower end of a feature's values."""
+    if node.yes is None or node.no is None:
+        return len(node.index) * (node.choice == 0), len(node.index)
+    ends = node.children() if node.feature != feature else (node.no if above else node.yes,)
+    vendors, rows = zip(*(_beside(end, feature, above) for end in ends), strict=True)
+    return sum(vendors), sum(rows)
+
+
 def threshold(node: Node) -> int:
-    """The `le` of a split. What lies between is the vendor's where one side is, else cut at the geometric mean."""
-    ours = [child.yes is not None or child.choice != 0 for child in node.children()]
-    if ours == [False, True]:
+    """The `le` of a split. What lies between goes where more of what it borders on is the vendor's, else it is cut at
+    the geometric mean."""
+    if node.yes is None or node.no is None:
+        raise ValueError("a leaf has no threshold")
+    yes, rows_below = _beside(node.yes, node.feature, True)
+    no, rows_above = _beside(node.no, node.feature, False)
+    if yes * rows_above > no * rows_below:
         return node.b - 1
-    if ours == [True, False]:
+    if yes * rows_above < no * rows_below:
         return node.a
     return min(max(isqrt(node.a * node.b), node.a), node.b - 1)
 
