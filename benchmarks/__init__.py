@@ -1,0 +1,1 @@
+"""Benchmarks of tritonops and its peers: ``python -m benchmarks.run --help``."""
