@@ -14,6 +14,7 @@ from tritonops.calibrate import install, raw
 from tritonops.device import named_device
 from tritonops.dispatch import store
 from tritonops.dispatch.variant import REGISTRY
+from tritonops.errors import TableError
 
 DEVICE = named_device("sm_90-132")
 
@@ -110,3 +111,17 @@ def test_a_folder_is_held_by_one_at_a_time(tmp_path) -> None:
         assert (first, second) == (True, False)
     with install.alone(out) as again:
         assert again
+
+
+def test_a_table_and_a_raw_file_are_checked_to_belong_together(cache, tmp_path) -> None:
+    paths = made(tmp_path / "out")
+    install.check(paths, REGISTRY["rms_norm"])
+    with pytest.raises(TableError):
+        install.check(paths, REGISTRY["layer_norm"])
+    other = raw.Paths(tmp_path / "out", "rms_norm", named_device("sm_80-108"))
+    other.table.write_bytes(paths.table.read_bytes())
+    with pytest.raises(raw.RawError, match="sm_80-108.json is for sm_90-132, not sm_80-108"):
+        install.check(other, REGISTRY["rms_norm"])
+    paths.packed.write_bytes(raw.pack(b"others\n"))
+    with pytest.raises(raw.RawError, match="is not the file that .*sm_90-132.json was made from"):
+        install.check(paths, REGISTRY["rms_norm"])

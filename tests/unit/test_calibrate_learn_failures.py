@@ -220,3 +220,24 @@ def test_the_gap_beside_a_subtree_is_torchs_where_torch_is_what_it_borders_on() 
     ):
         features = SPEC.all_features(Problem(SPEC.name, {"M": 8192, "N": n}, "bfloat16"), DEVICE)
         assert walk(part(learned).tree, features)["use"][0] == want, n
+
+
+@pytest.mark.parametrize(
+    ("fast", "slow", "want"),
+    [
+        (1.031, (0.95, 1.01), VENDOR),  # 1.2 % in the mean is too little
+        (1.060, (0.95, 1.01), "wide/a"),
+        (1.060, (0.955, 0.985), VENDOR),  # 2.9 % in the mean, but surely a loss on every third case
+    ],
+)
+def test_a_loss_counts_for_more_than_a_gain_and_a_small_gain_for_nothing(
+    fast: float, slow: tuple[float, float], want: str
+) -> None:
+    """No feature tells the three distributions of ids apart."""
+    rows = []
+    for m in (16, 32, 64, 128, 256):
+        for ids in ("uniform", "zipf1.0", "zipf2.0"):
+            rounds = slow * 10 if ids == "uniform" else (fast,) * 20
+            graph = {VENDOR: (1.0,) * 20, "wide/a": tuple(1 / g for g in rounds)}
+            rows.append(dataclasses.replace(measured(m, 512, {}, ids=ids), graph=graph))
+    assert firsts(raw_of(rows)) == {want}

@@ -4,20 +4,38 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import hashlib
 import json
 import os
 from collections.abc import Iterator
 from pathlib import Path
 
 from .. import _env
+from ..dispatch import store
 from ..dispatch.memo import clear_cache
 from ..dispatch.table import MAX_BYTES, write_atomically
-from .raw import Paths
+from ..dispatch.variant import OpSpec
+from .raw import Paths, RawError
 
 
 def installed(paths: Paths) -> Paths:
     """Where the op's files lie once they are installed."""
     return Paths(_env.cache_dir(), paths.op, paths.device)
+
+
+def check(paths: Paths, spec: OpSpec) -> None:
+    """Whether the table and the packed raw file that `emit` wrote belong together, and to this op and device.
+
+    Raises:
+        TableError: the table is damaged, or for another op.
+        RawError: the table is for another device, or the raw file is not the one that it was made from.
+        OSError: one of them cannot be read.
+    """
+    made = store.read(paths.table, spec)
+    if (made.arch, made.sms) != (paths.device.arch, paths.device.sms):
+        raise RawError(f"{paths.table} is for {made.arch}-{made.sms}, not {paths.device.table_name}")
+    if made.provenance.get("sha256") != hashlib.sha256(paths.packed.read_bytes()).hexdigest():
+        raise RawError(f"{paths.packed} is not the file that {paths.table} was made from; emit it again")
 
 
 def install(paths: Paths) -> tuple[Path, Path]:

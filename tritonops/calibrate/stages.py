@@ -20,7 +20,7 @@ from ..dispatch.variant import REGISTRY, VENDOR, OpSpec
 from ..errors import TableError
 from . import gate, plan, raw, static, sweep
 from .case import Case
-from .install import install
+from .install import check, install
 from .progress import Progress
 
 if TYPE_CHECKING:
@@ -349,7 +349,7 @@ class Run:
         if not asked and not self.judged(work)[2].passed:
             self.result(f"{name}: not installed, as a bar was missed; --install installs it all the same")
             return
-        self._read(paths.table, "emit", lambda: self._check(work))
+        self._read(paths.table, "emit", lambda: check(paths, work.spec))
         serving = next((f for f in store.search(work.spec, self.settings.device) if f.status == "used"), None)
         alone = self.known(work)[0].header["method"].get("alone") if self.settings.shapes is not None else None
         if not asked and alone and serving is not None:
@@ -373,20 +373,6 @@ class Run:
         used = next((f for f in store.search(work.spec, self.settings.device) if f.status == "used"), None)
         if used is not None and used.path != where:
             self.result(f"{name}: but {used.path} ({used.place}) comes first")
-
-    def _check(self, work: Work) -> None:
-        """Whether table and raw file belong together, and to this op and device.
-
-        Raises:
-            TableError: the table is damaged, or for another op or device.
-            Skip: the raw file is not the one that the table was made from.
-        """
-        made, device = store.read(work.paths.table, work.spec), self.settings.device
-        if (made.arch, made.sms) != (device.arch, device.sms):
-            raise Skip(f"{work.paths.table} is for {made.arch}-{made.sms}, not {device.table_name}")
-        packed = hashlib.sha256(work.paths.packed.read_bytes()).hexdigest()
-        if made.provenance.get("sha256") != packed:
-            raise Skip(f"{work.paths.packed} is not the file that {work.paths.table} was made from; emit it again")
 
     def pictures(self, directory: Path) -> None:
         """The report of --report."""
