@@ -12,8 +12,8 @@ from typing import Any, Protocol
 import torch
 
 from tritonops.calibrate import measure
+from tritonops.calibrate.header import made_with
 from tritonops.calibrate.raw import digits
-from tritonops.calibrate.sweep import made_with
 from tritonops.calibrate.telemetry import Monitor, monitor
 from tritonops.device import DeviceInfo
 

@@ -53,7 +53,7 @@ VARIANTS = {
 def judge(op: str, variants: tuple[str, ...]) -> dict[str, dict[str, Any]]:
     cases = [Case(p, ids=REGISTRY[op].ids[-1]) for p in problems(op)]
     candidates = [[VENDOR, *variants]] * len(cases)
-    return gate.gate(REGISTRY[op], cases, Static({}, {}, candidates), "cpu")
+    return gate.gate(REGISTRY[op], cases, Static({}, {}, candidates, [{}] * len(candidates)), "cpu")
 
 
 @pytest.mark.parametrize("op", VARIANTS)
@@ -69,7 +69,7 @@ def test_what_the_interpreter_cannot_run_is_not_passed() -> None:
     spec = REGISTRY["matmul"]
     case = Case(spec.describe((512, 512), (512, 512), dtype=torch.bfloat16))
     vid = VARIANTS["matmul"][0]
-    found = gate.gate(spec, [case], Static({}, {}, [[VENDOR, vid]]), "cpu")
+    found = gate.gate(spec, [case], Static({}, {}, [[VENDOR, vid]], [{}]), "cpu")
     assert found[VENDOR]["passed"] and not found[vid]["passed"]
     assert found[vid]["why"] == "never run: Triton's interpreter computes bfloat16 wrongly"
 
@@ -112,7 +112,7 @@ def test_what_is_planted_does_not_pass(monkeypatch, plant, why: str) -> None:
 
     monkeypatch.setitem(variant._LOADED["matmul"], vid, dataclasses.replace(real, run=run))
     cases = [Case(p) for p in problems("matmul")[:1]]
-    found = gate.gate(spec, cases, Static({}, {}, [[VENDOR, vid]]), "cpu")
+    found = gate.gate(spec, cases, Static({}, {}, [[VENDOR, vid]], [{}]), "cpu")
     assert found[VENDOR]["passed"] and not found[vid]["passed"] and why in found[vid]["why"], found
 
 
@@ -124,5 +124,5 @@ def test_an_output_of_a_kernel_that_stops_short_is_nan(monkeypatch) -> None:
     original = launch.launch
     monkeypatch.setattr(launch, "launch", lambda kernel, grid, *rest: original(kernel, (grid[0] - 1, *grid[1:]), *rest))
     cases = [Case(p) for p in problems("rms_norm")]
-    found = gate.gate(spec, cases, Static({}, {}, [[VENDOR, vid]] * len(cases)), "cpu")
+    found = gate.gate(spec, cases, Static({}, {}, [[VENDOR, vid]] * len(cases), [{}] * len(cases)), "cpu")
     assert found[VENDOR]["passed"] and not found[vid]["passed"] and "got nan" in found[vid]["why"], found

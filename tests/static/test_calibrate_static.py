@@ -203,6 +203,7 @@ def test_the_same_code_is_measured_once(planted) -> None:
     planted.plant("some/times", lambda problem: [test_toolchain.dot(m=problem.dims["M"])])
     found = planted((64, 32))
     assert found.dropped == {"one/b": {"same code as one/a": 2}, "some/times": {"same code as one/a": 1}}
+    assert found.twins == [{"one/b": "one/a", "some/times": "one/a"}, {"one/b": "one/a"}]
     rest = [VENDOR, "one/a", "other/grid", "other/tile", "twice/a", "other/argument"]
     assert found.candidates == [rest, [*rest, "some/times"]]
     assert found.variants["one/a"]["text"] == found.variants["twice/a"]["text"] == _text(test_toolchain.dot())
@@ -503,6 +504,8 @@ def test_another_triton_is_refused(written, monkeypatch) -> None:
         {"candidates": [["rows/t512-w1"]]},
         {"candidates": [[]]},
         {"candidates": [[VENDOR, 1]]},
+        {"twins": []},
+        {"twins": [{"one/b": "no/candidate"}] * 2},
         {"cases": None},
         {"cost": 3},
         {"made_with": "x"},
@@ -516,7 +519,7 @@ def test_what_is_not_its_file_is_refused_by_name(written, change) -> None:
         static.read(paths)
 
 
-@pytest.mark.parametrize("key", ["variants", "dropped", "candidates", "cases", "made_with", "cost"])
+@pytest.mark.parametrize("key", ["variants", "dropped", "candidates", "twins", "cases", "made_with", "cost"])
 def test_what_is_missing_is_named(written, key: str) -> None:
     paths, _ = written
     top = json.loads(paths.static.read_text())

@@ -17,7 +17,7 @@ import torch
 
 import tritonops.calibrate
 from tritonops.calibrate import __main__ as command
-from tritonops.calibrate import gate, install, raw, stages, static, sweep
+from tritonops.calibrate import gate, header, install, raw, stages, static, sweep
 from tritonops.calibrate.progress import Progress
 from tritonops.calibrate.raw import Measured
 from tritonops.device import DeviceInfo
@@ -44,7 +44,13 @@ class Machine:
         entry = {"meta": {}, "options": {"num_warps": 4}, "regs": 64, "spill": 0, "text": "0" * 64}
         made = {"triton": static._compat.triton_version()}
         return static.Static(
-            {v: entry for v in own}, {}, [["vendor", *own] for _ in cases], static.digest(cases), made, {}
+            {v: entry for v in own},
+            {},
+            [["vendor", *own]] * len(cases),
+            [{}] * len(cases),
+            static.digest(cases),
+            made,
+            {},
         )
 
     def gate(self, spec, cases, screened, where, progress, *, known, jobs):
@@ -213,7 +219,7 @@ def test_an_interrupt_is_one_line_and_what_was_measured_is_kept(run, machine, tm
 
 def test_other_kernels_are_not_resumed(run, machine, tmp_path, monkeypatch) -> None:
     assert run("rms_norm", "plan", "static", "gate", "measure", *shapes(tmp_path))[0] == 0
-    monkeypatch.setattr(sweep, "source_hash", lambda kernel: "f" * 64)
+    monkeypatch.setattr(header, "source_hash", lambda kernel: "f" * 64)
     code, _, err = run("rms_norm", "measure", *shapes(tmp_path), "--resume")
     assert code == 2 and "cannot be continued" in err[-1] and "kernels" in err[-1]
 
@@ -408,7 +414,7 @@ def test_static_under_the_interpreter_is_refused(run, tmp_path, monkeypatch) -> 
 def test_static_that_compiles_nothing_is_no_result(run, machine, tmp_path, monkeypatch) -> None:
     def nothing(spec, cases, *rest):
         dropped = {v: {"does not compile: [Errno 30] Read-only file system": len(cases)} for v in spec.variants()}
-        return static.Static({}, dropped, [["vendor"] for _ in cases], static.digest(cases))
+        return static.Static({}, dropped, [["vendor"]] * len(cases), [{}] * len(cases), static.digest(cases))
 
     monkeypatch.setattr(static, "screen", nothing)
     code, _, err = run("rms_norm", "plan", "static", *shapes(tmp_path))

@@ -65,7 +65,7 @@ class Planted:
 
     def __call__(self, cases: list[Case] | None = None, known=None, **more: Any) -> dict[str, dict[str, Any]]:
         cases = cases or [case()]
-        static = Static({}, {}, [list(self.runs)] * len(cases))
+        static = Static({}, {}, [list(self.runs)] * len(cases), [{}] * len(cases))
         return gate.gate(self.spec(**more), cases, static, "cpu", known=known)
 
 
@@ -358,14 +358,14 @@ def test_the_state_of_the_process_is_as_before(planted) -> None:
 def test_misuse(planted) -> None:
     spec = planted.spec()
     with pytest.raises(ValueError, match="1 cases, but candidates for 2"):
-        gate.gate(spec, [case()], Static({}, {}, [[VENDOR]] * 2), "cpu")
+        gate.gate(spec, [case()], Static({}, {}, [[VENDOR]] * 2, [{}]), "cpu")
     with pytest.raises(ValueError, match="cube has no oracle"):
-        gate.gate(dataclasses.replace(spec, oracle=None), [case()], Static({}, {}, [[VENDOR]]), "cpu")
+        gate.gate(dataclasses.replace(spec, oracle=None), [case()], Static({}, {}, [[VENDOR]], [{}]), "cpu")
 
 
 def test_progress_says_how_far_it_is(planted) -> None:
     said: list[str] = []
-    gate.gate(planted.spec(), [case()], Static({}, {}, [[VENDOR]]), "cpu", said.append)
+    gate.gate(planted.spec(), [case()], Static({}, {}, [[VENDOR]], [{}]), "cpu", said.append)
     assert said[-1].startswith("cube: gate 2/2")
 
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 
 import tritonops
-from tritonops.calibrate import emit, learn, raw, sweep, verify
+from tritonops.calibrate import emit, header, learn, raw, sweep, verify
 from tritonops.calibrate.case import Case
 from tritonops.calibrate.raw import Measured, Paths
 from tritonops.device import named_device
@@ -25,6 +25,7 @@ from tritonops.dispatch.variant import REGISTRY
 SPEC = REGISTRY["rms_norm"]
 DEVICE = named_device("sm_90-132")
 OWN = "rows/t4096-w4"
+TWIN = "rows/t1024-w4"
 
 
 def case(m: int, n: int = 4096) -> Case:
@@ -33,13 +34,16 @@ def case(m: int, n: int = 4096) -> Case:
 
 
 CASES = [case(2**i) for i in range(12)]
-GATE = {v: {"passed": True, "why": "", "cases": 1, "error": 0.5} for v in ("vendor", OWN, "rows/t8192-w8")}
+GATE = {v: {"passed": True, "why": "", "cases": 1, "error": 0.5} for v in ("vendor", OWN, TWIN, "rows/t8192-w8")}
 
 
 def static(cases=CASES) -> SimpleNamespace:
     entry = {"meta": {"tile": 4096}, "options": {"num_warps": 4}, "regs": 64, "spill": 0, "text": "0" * 64}
     return SimpleNamespace(
-        variants={OWN: entry}, dropped={}, candidates=[["vendor", OWN, "rows/t8192-w8"]] * len(cases)
+        variants={OWN: entry},
+        dropped={},
+        candidates=[["vendor", OWN, "rows/t8192-w8"]] * len(cases),
+        twins=[{TWIN: OWN, "rows/t16384-w8": OWN}] * len(cases),
     )
 
 
@@ -72,7 +76,7 @@ def test_all_cases_end_up_on_file_with_what_they_were_measured_by(paths) -> None
     assert run(paths, bench) == 0
     got = raw.read(paths.raw)
     assert [m.case for m in got.measured] == CASES and got.op == "rms_norm"
-    assert got.measured[0].graph == {v: (1.0, 2.0) for v in ("vendor", OWN, "rows/t8192-w8")}
+    assert got.measured[0].graph == {v: (1.0, 2.0) for v in ("vendor", OWN, TWIN, "rows/t8192-w8")}
     assert got.header["device"]["arch"] == "sm_90" and got.header["device"]["names"] == ["sm_90-132"]
     assert set(got.header["kernels"]) == {"rows"} and len(got.header["kernels"]["rows"]["source"]) == 64
     made = got.header["made_with"]
@@ -128,7 +132,7 @@ def test_measurements_by_another_version_are_not_continued(paths, monkeypatch) -
     with pytest.raises(raw.RawError, match=r"triton: \S+ then, 9\.9\.0 now"):
         run(paths, Bench(), resume=True)
     monkeypatch.undo()
-    monkeypatch.setattr(sweep, "source_hash", lambda kernel: "f" * 64)
+    monkeypatch.setattr(header, "source_hash", lambda kernel: "f" * 64)
     with pytest.raises(raw.RawError, match="kernels"):
         run(paths, Bench(), resume=True)
     assert paths.raw.read_bytes() == before
@@ -253,10 +257,17 @@ def test_own_shapes_stand_alone_where_there_is_nothing_to_join(serving, paths, m
     elif how == "no raw file":
         serving.packed.unlink()
     else:
-        monkeypatch.setattr(sweep, "source_hash", lambda kernel: "f" * 64)
+        monkeypatch.setattr(header, "source_hash", lambda kernel: "f" * 64)
     said: list[str] = []
     assert run(paths, Bench(), OWN_CASES, shapes=True, progress=said.append) == 0
     assert len(raw.read(paths.raw).measured) == 2 and said[0].startswith("rms_norm: yours alone, as ")
+
+
+def test_what_is_the_same_code_has_the_times_of_what_was_measured(paths) -> None:
+    run(paths, bench := Bench())
+    assert not any(TWIN in asked for _, asked in bench.asked)
+    for m in raw.read(paths.raw).measured:
+        assert m.graph[TWIN] == m.graph[OWN] and "rows/t16384-w8" not in m.graph  # the latter has no verdict
 
 
 def test_a_variant_without_a_verdict_is_not_measured(paths) -> None:

@@ -42,6 +42,8 @@ class Static:
         dropped: by variant, each reason with the number of cases it holds for; what is illegal for a case is no
             candidate that could be dropped.
         candidates: by case, the variant ids: vendor first, then in the order of the op's list.
+        twins: by case, each variant that is the same code as a candidate, and that candidate: legal at run time, it
+            takes that one's times.
         cases: sha256 of the cases' keys, one a line.
         made_with: versions of ``triton`` and ``ptxas``.
         cost: ``captures``, distinct ``compilations``, and their ``seconds`` in all processes together.
@@ -50,6 +52,7 @@ class Static:
     variants: Mapping[str, Mapping[str, Any]]
     dropped: Mapping[str, Mapping[str, int]]
     candidates: Sequence[Sequence[str]]
+    twins: Sequence[Mapping[str, str]]
     cases: str = ""
     made_with: Mapping[str, Any] = field(default_factory=dict)
     cost: Mapping[str, Any] = field(default_factory=dict)
@@ -172,9 +175,11 @@ def _judge(
     uses: dict[str, dict[str, _Launch]] = {}
     first: dict[str, Mapping[str, Any]] = {}
     candidates: list[list[str]] = []
+    twins: list[dict[str, str]] = []
     for found in planned.by_case:
         seen: dict[tuple[Any, ...], str] = {}
         kept: list[str] = []
+        same: dict[str, str] = {}
         for vid in (v for v in order if v in found):
             launches = found[vid]
             if isinstance(launches, str):
@@ -183,7 +188,8 @@ def _judge(
             why = _refusal(launches, results)
             if why is None and launches:
                 twin = seen.setdefault(tuple(_same(one, _built(results, one)) for one in launches), vid)
-                why = f"same code as {twin}" if twin != vid else None
+                if twin != vid:
+                    same[vid], why = twin, f"same code as {twin}"
             if why is not None:
                 dropped[vid][why] += 1
                 continue
@@ -191,6 +197,7 @@ def _judge(
             uses.setdefault(vid, {}).update((one.key, one) for one in launches)
             first.setdefault(vid, _options(listed[vid], launches))
         candidates.append(kept)
+        twins.append(same)
     built = [r for r in results.values() if isinstance(r, Built)]
     return Static(
         variants={
@@ -200,6 +207,7 @@ def _judge(
         },
         dropped={vid: dict(sorted(why.items())) for vid, why in dropped.items() if why},
         candidates=candidates,
+        twins=twins,
         cases=digest(cases),
         made_with={"triton": _compat.triton_version(), "ptxas": _compat.ptxas_version(device.capability)},
         cost={
@@ -264,6 +272,7 @@ def write(paths: Paths, static: Static) -> None:
                 "variants": {vid: dict(entry) for vid, entry in static.variants.items()},
                 "dropped": {vid: dict(why) for vid, why in static.dropped.items()},
                 "candidates": [list(ids) for ids in static.candidates],
+                "twins": [dict(same) for same in static.twins],
             }
         ),
     )
@@ -291,6 +300,7 @@ def read(paths: Paths, cases: Sequence[Case] | None = None) -> Static:
             _records(top["variants"], _is_entry),
             _records(top["dropped"], _is_count),
             _candidates(top["candidates"]),
+            _twins(top["twins"], top["candidates"]),
             *(_typed(top[name], kind) for name, kind in (("cases", str), ("made_with", dict), ("cost", dict))),
         )
         if cases is not None and static.cases != digest(cases):
@@ -335,4 +345,14 @@ def _candidates(value: Any) -> list[list[str]]:
         if not all(isinstance(vid, str) for vid in _typed(ids, list)) or VENDOR not in ids[:1]:
             raise ValueError(f"candidates: {str(ids)[:60]!r} is no list of variants that starts with {VENDOR}")
     out: list[list[str]] = value
+    return out
+
+
+def _twins(value: Any, candidates: list[list[str]]) -> list[dict[str, str]]:
+    if len(_typed(value, list)) != len(candidates):
+        raise ValueError(f"twins: of {len(value)} cases, candidates of {len(candidates)}")
+    for same, ids in zip(value, candidates, strict=True):
+        if not all(twin in ids and vid not in ids for vid, twin in _typed(same, dict).items()):
+            raise ValueError(f"twins: {str(same)[:60]!r} are not those of candidates")
+    out: list[dict[str, str]] = value
     return out

@@ -3,37 +3,29 @@
 from __future__ import annotations
 
 import functools
-import hashlib
 import random
 import re
-import shlex
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from datetime import UTC, datetime
-from importlib import metadata
-from typing import TYPE_CHECKING, Any, Protocol
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 import torch
 
-from .. import __version__, _compat
+from .. import _compat
 from ..device import DeviceInfo
-from ..dispatch import store
-from ..dispatch.source import source_hash
 from ..dispatch.variant import VENDOR, Choice, OpSpec
 from . import gate, measure
 from .case import Case
+from .header import EAGER_BELOW_MS, base_of, check_continues, header, join
 from .outputs import Poison, refill
-from .race import HALVING, Stage, race
-from .raw import SCHEMA, Appender, Measured, Paths, Raw, RawError, digits, read
+from .race import Stage, race
+from .raw import Appender, Measured, Paths, Raw, read
 from .telemetry import Monitor, monitor
 
 if TYPE_CHECKING:
     from .static import Static
 
-# Where torch takes longer than this on the device, the queue hides the host of every variant (an eager call through
-# Triton's launcher took at most 0.14 ms of host time on the GPU box), so eager times equal graph times.
-EAGER_BELOW_MS = 0.2
 _EAGER_RIVALS = 1
 # Six rounds: the fewest whose extremes are a 95 % interval of the median.
 _EAGER_STAGES = (Stage(6, 8, float("inf")),)
@@ -42,6 +34,9 @@ _HOPELESS = 2.5
 _SECONDS_A_CASE = 1.0
 
 _BROKEN_CONTEXT = re.compile(r"illegal|misaligned address|unspecified launch failure|device-side assert|uncorrectable")
+
+
+_T = TypeVar("_T")
 
 
 class Bench(Protocol):
@@ -56,123 +51,6 @@ class ContextLost(RuntimeError):
     def __init__(self, measured: Measured, message: str):
         super().__init__(message)
         self.measured = measured
-
-
-def _version(distribution: str) -> str | None:
-    try:
-        return metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return None
-
-
-def made_with(device: DeviceInfo, driver: str | None) -> dict[str, Any]:
-    """Versions, the date and the command line, as a table's ``made_with``."""
-    from ..toolchain.assembler import assembler
-
-    return {
-        "tritonops": __version__,
-        "torch": _compat.torch_version(),
-        "triton": _compat.triton_version(),
-        "ptxas": assembler(device.capability).version,
-        "driver": driver,
-        "liger-kernel": _version("liger-kernel"),
-        "date": datetime.now(UTC).strftime("%Y-%m-%d"),
-        "command": shlex.join(["python", "-m", "tritonops.calibrate", *sys.argv[1:]])[:1000],
-    }
-
-
-def header(
-    spec: OpSpec,
-    static: Static,
-    gated: Mapping[str, Mapping[str, Any]],
-    device: DeviceInfo,
-    *,
-    shapes: bool = False,
-    driver: str | None = None,
-    memory_gib: int = 0,
-    roofs: tuple[float, float] | None = None,
-) -> dict[str, Any]:
-    """The first row of a raw file."""
-    variants = spec.variants()
-    families = {v.family: v.kernel for v in variants.values() if v.kernel and v.id in static.variants}
-    facts: dict[str, Any] = {"arch": device.arch, "sms": device.sms, "names": [device.name or device.table_name]}
-    if memory_gib:
-        facts["memory_gib"] = memory_gib
-    if device.l2_bytes:
-        facts["l2_mib"] = device.l2_bytes >> 20
-    if roofs is not None:
-        facts |= {"copy_tbps": digits(roofs[0], 3), "matmul_tflops": digits(roofs[1], 3)}
-    return {
-        "kind": "header",
-        "schema": SCHEMA,
-        "op": spec.name,
-        "device": facts,
-        "made_with": made_with(device, driver),
-        "kernels": {family: {"source": source_hash(kernel)} for family, kernel in sorted(families.items())},
-        "variants": static.variants,
-        "dropped": static.dropped,
-        "gate": {vid: dict(verdict) for vid, verdict in gated.items()},
-        "method": {
-            "eager_below_ms": EAGER_BELOW_MS,
-            "min_calls": measure.MIN_CALLS,
-            "max_calls": measure.MAX_CALLS,
-            "eager_calls": measure.EAGER_CALLS,
-            "rounds": [s.rounds for s in HALVING],
-            "shapes": shapes,
-        },
-    }
-
-
-# What must be the same when a run is continued; the date, the command and the roofs may differ.
-def _identity(head: Mapping[str, Any]) -> dict[str, Any]:
-    made = {k: v for k, v in head["made_with"].items() if k not in ("date", "command")}
-    device = {k: head["device"].get(k) for k in ("arch", "sms", "names")}
-    variants = {vid: {k: v.get(k) for k in ("meta", "options")} for vid, v in head["variants"].items()}
-    return {"op": head["op"], "device": device, **made, "kernels": head["kernels"], "variants": variants}
-
-
-def base_of(spec: OpSpec, device: DeviceInfo, head: Mapping[str, Any]) -> tuple[Raw | None, str]:
-    """The raw file of the table that serves this device now, for a user's own shapes to join, or why there is none.
-
-    It must have been measured by the same versions and kernels, on a card of the same name.
-    """
-    used = next((f for f in store.search(spec, device) if f.status == "used" and f.table is not None), None)
-    if used is None or used.table is None:
-        return None, "no table serves this GPU yet"
-    provenance = used.table.provenance
-    if provenance["kind"] != "measured":
-        return None, f"{used.path} was not measured"
-    path = used.path.parent / provenance["raw"]
-    try:
-        if hashlib.sha256(path.read_bytes()).hexdigest() != provenance.get("sha256"):
-            return None, f"{path} is not the file that {used.path} was made from"
-        base = read(path)
-    except (OSError, RawError) as error:
-        return None, f"the measurements of {used.path} cannot be read ({error})"
-    then, now = _identity(base.header), _identity(head)
-    moved = [k for k in now if k not in ("kernels", "variants") and then.get(k) != now[k]]
-    moved += [f for f, entry in now["kernels"].items() if then["kernels"].get(f, entry) != entry]
-    if moved:
-        return None, f"{used.path} was measured otherwise ({', '.join(moved)})"
-    return base, ""
-
-
-def _join(head: dict[str, Any], base: Raw) -> None:
-    """Make the header of a user's own shapes that of the measurements they join, too."""
-    for part in ("kernels", "variants", "gate"):
-        head[part] = {**base.header[part], **head[part]}
-    head["method"]["base"] = {"cases": len(base.measured), "date": base.header["made_with"].get("date")}
-
-
-def _check_continues(old: Mapping[str, Any], new: Mapping[str, Any], path: Any) -> None:
-    before, now = _identity(old), _identity(new)
-    if "base" in old["method"]:  # which brought more
-        for part in ("kernels", "variants"):
-            before[part] = {k: v for k, v in before[part].items() if k in now[part]}
-    moved = [k for k in now if before.get(k) != now[k]]
-    if moved:
-        what = "; ".join(f"{k}: {str(before.get(k))[:80]} then, {str(now[k])[:80]} now" for k in moved)
-        raise RawError(f"{path} cannot be continued, its measurements were made otherwise ({what})")
 
 
 def sweep(
@@ -223,12 +101,12 @@ def sweep(
             facts["roofs"] = measure.ceilings(cuda.where, device.l2_bytes)
     head = header(spec, static, gated, device, shapes=shapes, **facts)
     if started:
-        _check_continues(old.header, head, paths.raw)
+        check_continues(old.header, head, paths.raw)
     base: Raw | None = None
     if shapes and not started:
         base, why = base_of(spec, device, head)
         if base is not None:
-            _join(head, base)
+            join(head, base)
         else:
             head["method"]["alone"] = why
         progress(f"{spec.name}: " + (f"{len(base.measured)} cases join yours" if base else f"yours alone, as {why}"))
@@ -254,10 +132,19 @@ def sweep(
                 lost = error.measured
                 out.add(Measured(case, {}, failed={**known, **lost.failed}).to_json())
                 raise
-            if known:
-                result = Measured(**{**vars(result), "failed": {**known, **result.failed}})
+            same = {vid: twin for vid, twin in static.twins[position[case.key]].items() if vid in passed}
+            result = replace(
+                result,
+                graph=_with_twins(result.graph, same),
+                eager=_with_twins(result.eager, same),
+                failed={**known, **_with_twins(result.failed, same)},
+            )
             out.add(result.to_json())
     return 0
+
+
+def _with_twins(found: Mapping[str, _T], same: Mapping[str, str]) -> dict[str, _T]:
+    return {**found, **{vid: found[twin] for vid, twin in same.items() if twin in found}}
 
 
 class CudaBench:
