@@ -90,7 +90,9 @@ def test_learning_to_emitting_and_undoing_an_installed_table_needs_no_gpu(tmp_pa
     paths = raw.Paths(tmp_path / "out", "rms_norm", DEVICE)
     cases = plan.plan(SPEC, DEVICE)[:60]
     entry = {"meta": {}, "options": {"num_warps": 4}, "regs": 64, "spill": 0, "text": "0" * 64}
-    screened = SimpleNamespace(variants={OWN: entry}, dropped={}, candidates=[["vendor", OWN]] * len(cases))
+    screened = SimpleNamespace(
+        variants={OWN: entry}, dropped={}, candidates=[["vendor", OWN]] * len(cases), twins=[{}] * len(cases)
+    )
     passed = {v: {"passed": True, "why": "", "cases": 1, "error": 0.5} for v in ("vendor", OWN)}
 
     def bench(spec, case, candidates) -> Measured:

@@ -446,7 +446,7 @@ def test_explain_names_the_problem() -> None:
     assert backward.problem.traits == {"weight": "bfloat16", "bias": "bfloat16", "grads": "xwb"}
     with tritonops.use(exclude="vendor"):
         own = tritonops.explain("rms_norm_backward", (32768, 1024), (1024,), dtype=torch.bfloat16, device="sm_90-132")
-    assert own.variant == "rows/t4096-w4-s3-p2"
+    assert own.variant.startswith("rows/") and own.table is not None
     assert tritonops.explain("layer_norm", X, W).problem.dims == {"M": 3, "N": 5}
     spec = tritonops.dispatch.variant.REGISTRY["layer_norm"]
     assert spec.all_features(decision.problem, decision.device) == {"M": 4096, "N": 4608, "N_low": 512}

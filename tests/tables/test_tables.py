@@ -17,7 +17,7 @@ from dispatch_cases import SOURCE_OF_ONE, Heard, leaf, make_table, section
 from tritonops.calibrate import raw
 from tritonops.calibrate.emit import emit
 from tritonops.calibrate.learn import learn
-from tritonops.calibrate.verify import verify
+from tritonops.calibrate.verify import geomean, verify
 from tritonops.device import named_device
 from tritonops.dispatch import source, store, table
 from tritonops.dispatch.select import choose
@@ -128,13 +128,28 @@ MEASURED = [p for p in FILES if json.loads(p.read_bytes())["provenance"]["kind"]
 
 @pytest.mark.parametrize("path", MEASURED, ids=_id)
 def test_a_measured_table_follows_from_its_raw_file_byte_for_byte(path: Path) -> None:
-    """`learn`, `verify` and `emit` give the shipped table again, on the CPU."""
+    """`learn`, `verify` and `emit` give the shipped table again, on the CPU, and README shows its score."""
     spec = REGISTRY[path.parent.name]
     packed = path.parent / json.loads(path.read_bytes())["provenance"]["raw"]
     found = raw.read(packed)
     learned = learn(found, spec)
     digest = hashlib.sha256(packed.read_bytes()).hexdigest()
-    assert emit(found, learned, verify(found, learned, spec), packed.name, digest) == path.read_bytes()
+    report = verify(found, learned, spec)
+    assert emit(found, learned, report, packed.name, digest) == path.read_bytes()
+    readme = Path(__file__).parents[2] / "README.md"
+    if readme.exists():
+        assert _score_in_words(report) in readme.read_text()
+
+
+def _score_in_words(report: Any) -> str:
+    rows = report.as_served("graph")
+    sections = [s for s in report.scores if s.when["mode"] == "graph"]
+    vendor, oracle = (
+        geomean([value(row) for row in rows]) for value in (lambda r: r.gain.value, lambda r: r.of_oracle)
+    )
+    worst = min(row.gain.value for row in rows)
+    refused = sum(bool(s.refused) for s in sections)
+    return f"| `{report.op}` | {len(rows)} | {vendor:.2f} | {worst:.2f} | {oracle:.2f} | {refused} of {len(sections)} |"
 
 
 def test_a_measured_table_out_of_step_is_found(toy, monkeypatch) -> None:

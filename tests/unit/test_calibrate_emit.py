@@ -96,7 +96,10 @@ def test_a_section_that_loses_on_held_out_shapes_is_the_vendors_and_says_why() -
     held = [measured(m, 512, {"small/a": 0.7, "twin/a": 0.7}, heldout=True) for m in (40, 100)]
     graph = json.loads(emitted(raw_of([*rows, *held])))["sections"][1]
     assert graph["tree"]["use"][0] == VENDOR and len(graph["tree"]["use"]) > 1
-    assert "0.7" in graph["evidence"]["heldout"]["refused"] and graph["tree"]["n"] == 36
+    assert (
+        graph["evidence"]["heldout"]["refused"].startswith(("geomean 0.69", "geomean 0.70"))
+        and graph["tree"]["n"] == 36
+    )
     assert graph["evidence"]["heldout"]["geomean_vendor"] < 1  # what was refused, not what serves
 
 

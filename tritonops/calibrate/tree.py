@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import isqrt
 
@@ -78,52 +78,43 @@ class Node:
 
 
 def _leaf_costs(data: Data, sums: tuple[Ints, ...]) -> Ints:
-    """(sets, choices): what each choice costs as a leaf of each set of rows; what may not be one costs _NEVER."""
+    """(..., choices): what each choice costs as a leaf of each set of rows; what may not be one costs _NEVER."""
     cost, gain, certain, slower, weight, share = sums
-    weight, share = weight[:, None], share[:, None]
+    weight, share = weight[..., None], share[..., None]
     allowed = (slower == 0) & (share >= data.least) & (gain >= data.least_gain * weight) & (5 * certain >= 3 * weight)
-    allowed[:, 0] = True
+    allowed[..., 0] = True
     return np.where(allowed, cost, _NEVER)
 
 
-def _totals(data: Data) -> tuple[Ints, ...]:
-    parts = (data.cost, data.gain, data.certain, data.slower, data.weight, data.share)
-    return tuple(part.sum(axis=0, keepdims=True, dtype=np.int64) for part in parts)
+def _parts(data: Data) -> tuple[Ints, ...]:
+    return data.cost, data.gain, data.certain, data.slower, data.weight, data.share
 
 
 def _best_leaf(data: Data) -> tuple[int, int]:
-    costs = _leaf_costs(data, _totals(data))[0]
+    costs = _leaf_costs(data, tuple(part.sum(axis=0, dtype=np.int64) for part in _parts(data)))
     choice = int(costs.argmin())
     return choice, int(costs[choice])
 
 
-def _splits(data: Data, feature: int) -> tuple[Ints, Ints, Ints]:
-    """(values below, values above, cost) of every split by a feature, each side being its best leaf."""
-    order = np.argsort(data.features[:, feature], kind="stable")
-    values = data.features[order, feature]
-    at = np.flatnonzero(values[1:] != values[:-1])
-    if not len(at):
-        empty = np.zeros(0, dtype=np.int64)
-        return empty, empty, empty
-    parts = (data.cost, data.gain, data.certain, data.slower, data.weight, data.share)
-    below = tuple(np.cumsum(part[order], axis=0, dtype=np.int64)[at] for part in parts)
-    above = tuple(total - part for total, part in zip(_totals(data), below, strict=True))
-    cost = _leaf_costs(data, below).min(axis=1) + _leaf_costs(data, above).min(axis=1)
-    return values[at], values[at + 1], cost
+def _splits(data: Data) -> tuple[Ints, Ints]:
+    """(rows, features) sorted values, and (rows - 1, features) costs of the splits behind each, each side being its
+    best leaf; no split is between equal values: it costs twice _NEVER."""
+    order = np.argsort(data.features, axis=0, kind="stable")
+    values = np.take_along_axis(data.features, order, axis=0)
+    sums = tuple(np.cumsum(part[order], axis=0, dtype=np.int64) for part in _parts(data))
+    below = tuple(part[:-1] for part in sums)
+    above = tuple(part[-1:] - part[:-1] for part in sums)
+    cost = _leaf_costs(data, below).min(axis=-1) + _leaf_costs(data, above).min(axis=-1)
+    return values, np.where(values[1:] != values[:-1], cost, 2 * _NEVER)
 
 
 def _cheapest(data: Data) -> int:
     """The cost of the rows as one leaf or split once."""
-    best = _best_leaf(data)[1]
-    for feature in range(data.features.shape[1]):
-        cost = _splits(data, feature)[2]
-        if len(cost):
-            best = min(best, int(cost.min()))
-    return best
+    return min(_best_leaf(data)[1], int(_splits(data)[1].min(initial=2 * _NEVER)))
 
 
-def grow(data: Data, index: Ints | None = None, depth: int = 0) -> Node:
-    """The tree of the rows `index`: each split is the one whose sides, split once more, cost least."""
+def grow(data: Data, index: Ints | None = None, depth: int = 0, *, ahead: bool = True) -> Node:
+    """The tree of the rows `index`: each split is the one whose sides cost least, `ahead` says split once more."""
     index = np.arange(len(data.weight)) if index is None else index
     here = data.rows(index)
     choice, cost = _best_leaf(here)
@@ -131,24 +122,30 @@ def grow(data: Data, index: Ints | None = None, depth: int = 0) -> Node:
     if depth == MAX_DEPTH or len(index) < 2 or cost == 0:
         return leaf
     best: tuple[int, int, int, int, int] | None = None
+    values, paid = _splits(here)
     for feature in range(here.features.shape[1]):
-        below, above, costs = _splits(here, feature)
-        if not len(costs):
+        at = np.flatnonzero(paid[:, feature] < 2 * _NEVER)
+        if not len(at):
+            continue
+        below, above, costs = values[at, feature], values[at + 1, feature], paid[at, feature]
+        if not ahead:
+            i = int(costs.argmin())
+            found = (int(costs[i]), int(costs[i]), feature, int(below[i]), int(above[i]))
+            best = found if best is None else min(best, found)
             continue
         spread = {round(i * (len(costs) - 1) / (_PROBES - 1)) for i in range(_PROBES)}
         probes = sorted(spread | {int(i) for i in np.argsort(costs, kind="stable")[:3]})
         for i in probes:
             yes = here.features[:, feature] <= below[i]
-            ahead = _cheapest(here.rows(np.flatnonzero(yes))) + _cheapest(here.rows(np.flatnonzero(~yes)))
-            found = (ahead, int(costs[i]), feature, int(below[i]), int(above[i]))
+            halves = _cheapest(here.rows(np.flatnonzero(yes))) + _cheapest(here.rows(np.flatnonzero(~yes)))
+            found = (halves, int(costs[i]), feature, int(below[i]), int(above[i]))
             best = found if best is None else min(best, found)
     if best is None or best[0] >= cost:
         return leaf
     _, _, feature, a, b = best
     yes = data.features[index, feature] <= a
-    return Node(
-        choice, cost, index, feature, a, b, grow(data, index[yes], depth + 1), grow(data, index[~yes], depth + 1)
-    )
+    sides = (grow(data, index[side], depth + 1, ahead=ahead) for side in (yes, ~yes))
+    return Node(choice, cost, index, feature, a, b, *sides)
 
 
 def pruned(node: Node, price: int) -> Node:
@@ -203,3 +200,21 @@ def leaves(node: Node) -> Iterator[Node]:
     else:
         yield from leaves(node.yes)
         yield from leaves(node.no)
+
+
+def nodes(node: Node) -> Iterator[Node]:
+    yield node
+    for child in node.children():
+        yield from nodes(child)
+
+
+def fixed_to(node: Node, features: Mapping[int, int]) -> Node:
+    """The tree that is left where some features are known; leaves that say the same become one."""
+    if node.yes is None or node.no is None:
+        return node
+    if node.feature in features:
+        return fixed_to(node.yes if features[node.feature] <= node.a else node.no, features)
+    yes, no = fixed_to(node.yes, features), fixed_to(node.no, features)
+    if yes.yes is None and no.yes is None and yes.choice == no.choice:
+        return Node(yes.choice, node.cost, np.concatenate([yes.index, no.index]))
+    return Node(node.choice, node.cost, node.index, node.feature, node.a, node.b, yes, no)

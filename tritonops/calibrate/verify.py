@@ -99,6 +99,11 @@ class Report:
     def rows_of(self, mode: str) -> list[Scored]:
         return [row for s in self.scores if s.when["mode"] == mode for row in s.rows]
 
+    def as_served(self, mode: str) -> list[Scored]:
+        """The rows once the sections that are refused are torch's."""
+        given = [(s, row) for s in self.scores if s.when["mode"] == mode for row in s.rows]
+        return [_score(row.sample, VENDOR) if s.refused else row for s, row in given]
+
     def _bars(self, mode: str) -> bool:
         rows = self.rows_of(mode)
         return (
@@ -141,6 +146,12 @@ class Report:
                 f"geomean, worst {min(r.gain.value for r in rows):.3f}, {geomean([r.of_oracle for r in rows]):.3f} of "
                 f"the best's: {verdict}"
             )
+            if any(s.refused for s in self.scores if s.when["mode"] == mode):
+                left = self.as_served(mode)
+                out.append(
+                    f"  all, {mode}, refused sections torch's: {geomean([r.gain.value for r in left]):.3f}, "
+                    f"{min(r.gain.value for r in left):.3f}, {geomean([r.of_oracle for r in left]):.3f}"
+                )
             for row in sorted(rows, key=lambda r: (r.gain.value, r.sample.measured.case.key))[:3]:
                 problem = row.sample.measured.case.problem.describe()
                 out.append(
