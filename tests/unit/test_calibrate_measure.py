@@ -98,13 +98,17 @@ def test_a_graph_takes_the_sets_in_turn_and_keeps_as_many_results_alive(cuda) ->
     assert most == 5 and not alive
 
 
-def test_a_capture_that_fails_is_ended_and_raises(cuda) -> None:
+def test_a_capture_that_fails_is_ended_and_raises_and_leaves_the_next_one_a_clean_place(cuda) -> None:
     def call(x):
         raise RuntimeError("not permitted when stream is capturing")
 
+    place = measure.Place()
+    kept = place.stream
+    measure.GraphTimer(lambda x: x, [(1,)], 10, lambda: None, place)
+    assert place.stream is kept
     with pytest.raises(RuntimeError, match="not permitted"):
-        measure.GraphTimer(call, [(1,)], 10, lambda: None, measure.Place())
-    assert cuda.log == ["begin", "end"]
+        measure.GraphTimer(call, [(1,)], 10, lambda: None, place)
+    assert cuda.log == ["begin", "end"] * 2 and place.stream is not kept
 
 
 def test_eager_waits_before_the_clock_starts_and_for_the_last_call(cuda) -> None:

@@ -33,7 +33,6 @@ def emit(raw: Raw, learned: Learned, report: Report, raw_name: str, raw_sha256: 
 def _section(section: LearnedSection, score: Score | None) -> dict[str, Any]:
     tree: Mapping[str, Any] = section.tree
     evidence = dict(section.evidence)
-    evidence.pop("cover", None)
     if score is not None:
         evidence["heldout"] = score.evidence()
         if score.refused:

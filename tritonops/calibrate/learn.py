@@ -1,4 +1,4 @@
-"""Learning a table's trees from a raw file: a small cover set of variants, then a regret-minimising tree a section.
+"""Learning a table's trees from a raw file: few variants and rankings of them, then regret-minimising trees.
 
 A pure function of the raw file. Times enter as ratios to the vendor's of the same round. Losing against the vendor
 costs more than missing a gain: a leaf is the vendor's unless the gain of another exceeds the noise on its rows.
@@ -19,7 +19,7 @@ from ..dispatch.variant import VENDOR, OpSpec, Variant
 from .choices import SHAPE, UNIT, Choice, Ints, Rankings, cover_of, log, place, price_of, regret, serving, weights
 from .raw import Raw
 from .samples import Sample, interval, pool, pool_of, samples
-from .tree import Data, Node, fixed_to, grow, leaf_of, leaves, nodes, pruned, threshold
+from .tree import Data, Node, fixed_to, grow, joined, leaf_of, nodes, pruned, threshold
 
 # Mean gain that a leaf of ours needs, and how far below the vendor no row of it may surely lie.
 LEAST_GAIN, NO_LOSS = 1.02, 0.98
@@ -43,7 +43,7 @@ class LearnedSection:
         when: dtype, layout, aligned, policy, mode.
         hull: smallest and largest size measured, by dimension.
         tree: as in the table's JSON.
-        evidence: number of shapes, traits of the cases, the cover set; `verify` adds the held-out score.
+        evidence: number of shapes, traits of the cases; `verify` adds the held-out score.
         crossvalidated: for each training case's key, the variant that a tree learned without its shape chooses.
         vendors: the leaf that stands for the whole tree where the section is refused.
     """
@@ -167,9 +167,7 @@ def _seen(node: Node, own: Sequence[bool]) -> Node:
     if node.yes is None or node.no is None:
         return node if any(own[i] for i in node.index) else replace(node, choice=0)
     yes, no = _seen(node.yes, own), _seen(node.no, own)
-    if yes.yes is None and no.yes is None and yes.choice == no.choice:
-        return Node(yes.choice, node.cost, np.concatenate([yes.index, no.index]))
-    return replace(node, yes=yes, no=no)
+    return joined(node, yes, no)
 
 
 def _known(spec: OpSpec, rows: Sequence[Sample]) -> list[str]:
@@ -187,8 +185,7 @@ def _sections(spec: OpSpec, grown: _Grown) -> list[LearnedSection]:
         own = [row for row in mine if row.measured.case.problem.table_dtype == dtype]
         tree = fixed_to(grown.tree, dict(enumerate(_told(grown.tests, key), len(names))))
         tree = _seen(tree, [pool(row.measured.case.problem) == key for row in rows])
-        used = {vid for leaf in leaves(tree) for vid in grown.choices[leaf.choice]} - {VENDOR}
-        evidence: dict[str, Any] = {"shapes": len({row.shape for row in mine}), "cover": [VENDOR, *sorted(used)]}
+        evidence: dict[str, Any] = {"shapes": len({row.shape for row in mine})}
         if len(own) < len(mine):
             evidence["own_shapes"] = len({row.shape for row in own})
         evidence["traits"] = _traits(own)

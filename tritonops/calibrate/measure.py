@@ -76,6 +76,10 @@ class Place:
     """Memory and stream of captures: what one has freed serves the next, if both are on one stream."""
 
     def __init__(self) -> None:
+        self.renew()
+
+    def renew(self) -> None:
+        """What a failed capture leaves to its pool and stream makes the next capture there fail too."""
         self.pool = torch.cuda.graph_pool_handle()
         self.stream = torch.cuda.Stream()
 
@@ -98,13 +102,17 @@ class GraphTimer:
         results: collections.deque[Any] = collections.deque(maxlen=len(sets))
         # torch.cuda.graph() empties the allocator's cache at each capture, which costs more than the capture.
         place.stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(place.stream), _no_garbage_collection():
-            self._graph.capture_begin(pool=place.pool, capture_error_mode="thread_local")
-            try:
-                for i in range(calls):
-                    results.append(call(*sets[i % len(sets)]))
-            finally:
-                self._graph.capture_end()
+        try:
+            with torch.cuda.stream(place.stream), _no_garbage_collection():
+                self._graph.capture_begin(pool=place.pool, capture_error_mode="thread_local")
+                try:
+                    for i in range(calls):
+                        results.append(call(*sets[i % len(sets)]))
+                finally:
+                    self._graph.capture_end()
+        except BaseException:
+            place.renew()
+            raise
         torch.cuda.current_stream().wait_stream(place.stream)
         results.clear()
         self._start, self._end = (torch.cuda.Event(enable_timing=True) for _ in range(2))

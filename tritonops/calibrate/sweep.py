@@ -203,8 +203,6 @@ class CudaBench:
                 if vid == VENDOR:
                     raise
                 failed[vid] = _reason("cannot be captured in a graph", error)
-                # What an aborted capture leaves to its pool and stream makes the next capture there fail too.
-                place = measure.Place()
         rng = random.Random(case.key)
         once = {vid: timer() for vid, timer in timers.items()}
         worth = [vid for vid, ms in once.items() if vid == VENDOR or ms <= _HOPELESS * min(once.values())]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import isqrt
 
 import numpy as np
@@ -209,12 +209,16 @@ def nodes(node: Node) -> Iterator[Node]:
 
 
 def fixed_to(node: Node, features: Mapping[int, int]) -> Node:
-    """The tree that is left where some features are known; leaves that say the same become one."""
+    """The tree that is left where some features are known."""
     if node.yes is None or node.no is None:
         return node
     if node.feature in features:
         return fixed_to(node.yes if features[node.feature] <= node.a else node.no, features)
-    yes, no = fixed_to(node.yes, features), fixed_to(node.no, features)
+    return joined(node, fixed_to(node.yes, features), fixed_to(node.no, features))
+
+
+def joined(node: Node, yes: Node, no: Node) -> Node:
+    """A split with other sides; a leaf where they say the same."""
     if yes.yes is None and no.yes is None and yes.choice == no.choice:
         return Node(yes.choice, node.cost, np.concatenate([yes.index, no.index]))
-    return Node(node.choice, node.cost, node.index, node.feature, node.a, node.b, yes, no)
+    return replace(node, yes=yes, no=no)
