@@ -75,8 +75,8 @@ def test_matmul_has_its_numbers() -> None:
     by = Counter((c.problem.table_dtype, c.problem.layout, c.problem.aligned, c.heldout) for c in planned("matmul"))
     assert by["bfloat16", "nt", True, False] == 50 and by["bfloat16", "nt", True, True] == 18
     assert by["bfloat16", "tn", True, False] == 40 and by["float16", "nn", True, True] == 3
-    assert by["tf32", "nt", False, False] == 5 and by["float32", "nn", False, True] == 1
-    assert len(by) == 48 and by.total() == 353
+    assert by["tf32", "nt", False, False] == 12 and by["float32", "nn", False, True] == 1
+    assert len(by) == 48 and by.total() == 421
 
 
 def test_every_section_has_its_quota(op) -> None:
@@ -89,7 +89,7 @@ def test_ids_of_lookups_and_their_backward() -> None:
     assert {c.ids for c in planned("embedding")} == {"uniform"}
     backward = planned("embedding_backward")
     pairs = list(zip(backward[::2], backward[1::2], strict=True))
-    assert len(pairs) == 60 == len(planned("embedding"))
+    assert len(pairs) == 54 == len(planned("embedding"))
     for one, two in pairs:
         assert (one.ids, two.ids) == ("uniform", "zipf1.0") and dataclasses.replace(two, ids="uniform") == one
     assert {c.ids for op in OPS[:5] for c in planned(op)} == {""}
@@ -214,7 +214,7 @@ def test_a_prefix_is_balanced_between_sections_and_held_out(op) -> None:
             assert abs(got[stream] - count * length / len(cases)) < 2.1
     for length in range(40, len(cases) + 1):
         training = sum(not c.heldout for c in cases[:length])
-        assert 2.1 <= training / (length - training) <= 4.2
+        assert 1.9 <= training / (length - training) <= 5.2
 
 
 def test_a_tenth_of_a_large_section_spans_its_hull() -> None:
@@ -296,10 +296,10 @@ def test_the_same_on_every_device_and_in_every_process() -> None:
     ]  # fmt: skip
     digest = hashlib.sha256(json.dumps(here).encode()).hexdigest()
     assert first == second == f"{len(here)} {digest}\n"
-    assert (len(here), digest) == (1101, DIGEST)
+    assert (len(here), digest) == (1206, DIGEST)
 
 
-DIGEST = "2f30c733133f7a18e06f446c491beae28624724fdf863d3433f86fe106bf657a"
+DIGEST = ""
 
 
 def test_keys_are_unique_and_an_op_without_lists_is_named(op, toy) -> None:

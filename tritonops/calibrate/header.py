@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 # Where torch takes longer than this on the device, the queue hides the host of every variant (an eager call through
 # Triton's launcher took at most 0.14 ms of host time on the GPU box), so eager times equal graph times.
-EAGER_BELOW_MS = 0.2
+EAGER_BELOW_MS = 0.14
 
 
 def _version(distribution: str) -> str | None:

@@ -30,12 +30,20 @@ Quota = tuple[int, int]
 _MATMUL: dict[tuple[str, bool], tuple[Quota, Quota, Quota]] = {  # nt, nn, tn
     ("bfloat16", True): ((50, 18), (40, 13), (40, 13)),
     ("float16", True): ((8, 4), (6, 3), (6, 3)),
-    ("bfloat16", False): ((18, 7), (13, 5), (13, 5)),
+    ("bfloat16", False): ((40, 7), (24, 5), (24, 5)),
     ("float16", False): ((3, 2), (3, 1), (3, 1)),
     ("tf32", True): ((5, 2), (5, 2), (5, 2)),
-    ("tf32", False): ((5, 2), (5, 2), (5, 2)),
+    ("tf32", False): ((12, 2), (8, 2), (8, 2)),
     ("float32", True): ((5, 2), (5, 2), (5, 2)),
-    ("float32", False): ((3, 1), (3, 1), (3, 1)),
+    ("float32", False): ((10, 1), (5, 1), (5, 1)),
+}
+_LAYER_NORM: dict[tuple[str, bool], Quota] = {
+    ("bfloat16", True): (64, 13),
+    ("float16", True): (14, 4),
+    ("float32", True): (45, 10),
+    ("bfloat16", False): (20, 4),
+    ("float16", False): (4, 2),
+    ("float32", False): (14, 3),
 }
 _NORM: dict[tuple[str, bool], Quota] = {
     ("bfloat16", True): (40, 13),
@@ -46,9 +54,9 @@ _NORM: dict[tuple[str, bool], Quota] = {
     ("float32", False): (8, 3),
 }
 _EMBEDDING: dict[tuple[str, bool], Quota] = {
-    ("bfloat16", True): (16, 6),
-    ("float16", True): (5, 2),
-    ("float32", True): (11, 4),
+    ("bfloat16", True): (13, 6),
+    ("float16", True): (4, 2),
+    ("float32", True): (9, 4),
     ("bfloat16", False): (4, 2),
     ("float16", False): (3, 1),
     ("float32", False): (4, 2),
@@ -74,7 +82,8 @@ def quotas(op: str) -> dict[Section, Quota]:
             for (dtype, aligned), by_layout in _MATMUL.items()
             for layout, quota in zip(("nt", "nn", "tn"), by_layout, strict=True)
         }
-    return {Section(dtype, "", aligned): q for (dtype, aligned), q in (_NORM if op in NORMS else _EMBEDDING).items()}
+    table = _LAYER_NORM if op == "layer_norm" else _NORM if op in NORMS else _EMBEDDING
+    return {Section(dtype, "", aligned): quota for (dtype, aligned), quota in table.items()}
 
 
 def ids_of(spec: OpSpec) -> tuple[str, ...]:
