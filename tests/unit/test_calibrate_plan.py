@@ -214,7 +214,7 @@ def test_a_prefix_is_balanced_between_sections_and_held_out(op) -> None:
             assert abs(got[stream] - count * length / len(cases)) < 2.1
     for length in range(40, len(cases) + 1):
         training = sum(not c.heldout for c in cases[:length])
-        assert 1.9 <= training / (length - training) <= 5.2
+        assert 1.8 <= training / (length - training) <= 5.4
 
 
 def test_a_tenth_of_a_large_section_spans_its_hull() -> None:
@@ -299,7 +299,7 @@ def test_the_same_on_every_device_and_in_every_process() -> None:
     assert (len(here), digest) == (1206, DIGEST)
 
 
-DIGEST = ""
+DIGEST = "4eb0feff57e29ce16c8935e64a1955e474053abf01c4b076f0d97155e9cb1e8b"
 
 
 def test_keys_are_unique_and_an_op_without_lists_is_named(op, toy) -> None:
