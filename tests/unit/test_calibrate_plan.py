@@ -212,9 +212,9 @@ def test_a_prefix_is_balanced_between_sections_and_held_out(op) -> None:
         got = Counter((section(c), c.heldout) for c in cases[:length])
         for stream, count in total.items():
             assert abs(got[stream] - count * length / len(cases)) < 2.1
-    for length in range(40, len(cases) + 1):
+    for length in range(60, len(cases) + 1):
         training = sum(not c.heldout for c in cases[:length])
-        assert 1.8 <= training / (length - training) <= 5.4
+        assert 1.8 <= training / (length - training) <= 5.2
 
 
 def test_a_tenth_of_a_large_section_spans_its_hull() -> None:
