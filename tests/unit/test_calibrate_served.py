@@ -90,17 +90,17 @@ def served(clean: None, norm: tuple[Report, bytes], tmp_path: Path, monkeypatch:
 
 
 def test_what_serves_a_held_out_case_is_what_was_scored(served: Report) -> None:
-    seen: dict[str, set[str]] = {"graph": set(), "eager": set()}
+    seen: dict[str, set[str]] = {"bfloat16": set(), "float32": set()}
     with Heard() as heard:
         for s in served.scores:
             assert s.heldout and len(s.rows) == 40 and bool(s.refused) is (s.when["dtype"] == "float32")
-            for row in s.rows:
+            for row in s.served:
                 problem = dataclasses.replace(row.sample.measured.case.problem, mode=s.when["mode"])
                 decision = choose(NORM, problem, GPU)
                 assert decision.rule == "table" and decision.evidence["heldout"] == s.evidence()
-                assert decision.variant == (VENDOR if s.refused else row.choice)
-                seen[problem.mode] |= {decision.variant}
-    assert seen == {"graph": {NARROW, WIDE, VENDOR}, "eager": {NARROW, WIDE, VENDOR}}
+                assert decision.variant == row.choice
+                seen[s.when["dtype"]] |= {decision.variant}
+    assert seen == {"bfloat16": {NARROW, WIDE, VENDOR}, "float32": {WIDE, VENDOR}}  # its narrow leaf lost
     assert heard == []
 
 

@@ -91,6 +91,43 @@ def test_one_bad_row_among_good_ones_is_refused_unless_it_may_be_noise() -> None
         assert found.passed is passes and bool(score(found).refused) is not passes
 
 
+def test_a_bad_row_costs_its_own_leaf_and_nothing_else() -> None:
+    good = [measured(m, n, speeds(m, n), heldout=True) for m, n in between(40)]
+    bad = measured(4000, 6000, {"wide/a": 0.8}, noise=0.005, heldout=True)
+    found = score(report(raw_of([*TRAINING, *good, bad])))
+    assert found.refused.startswith(("0.79", "0.80", "0.81")) and "M=4000" in found.refused
+    wide, others = ([(r, t) for r, t in zip(found.rows, found.served, strict=True) if (r.choice == "wide/a") is is_wide]
+                    for is_wide in (True, False))  # fmt: skip
+    assert len(wide) > 5 and {t.choice for _, t in wide} == {VENDOR} and {t.gain.value for _, t in wide} == {1.0}
+    assert all(r == t for r, t in others) and {r.choice for r, _ in others} & {"small/a", "twin/a"}
+
+
+def test_a_section_that_loses_in_the_mean_keeps_the_leaves_that_win() -> None:
+    held = [measured(m, n, {**speeds(m, n), **({"wide/a": 0.955} if m > 256 else {"small/a": 1.01, "twin/a": 1.01})},
+                     noise=0.03, heldout=True) for m, n in between(40)]  # fmt: skip
+    found = score(report(raw_of([*TRAINING, *held])))
+    assert found.refused.startswith("geomean 0.9")
+    assert {row.choice for row in found.served} <= {VENDOR, "small/a", "twin/a"}
+    assert any(row.choice != VENDOR for row in found.served)
+    assert found.evidence()["served"]["geomean_vendor"] > 1 > found.evidence()["geomean_vendor"]
+
+
+def test_an_eager_loss_is_named_as_one() -> None:
+    good = [measured(m, n, speeds(m, n), eager=speeds(m, n), heldout=True) for m, n in between(20)]
+    bad = measured(40, 512, speeds(40, 512), eager={"small/a": 0.9, "twin/a": 0.9}, noise=0.005, heldout=True)
+    both = [measured(m, n, speeds(m, n), eager=speeds(m, n)) for m, n in grid()]
+    found = report(raw_of([*both, *good, bad]))
+    assert not score(found).refused and "eager" in score(found, "eager").refused
+    assert any("0.9" in line and "M=40 N=512" in line and "eager" in line for line in found.lines())
+
+
+def test_cross_validated_rows_refuse_the_whole_section(monkeypatch) -> None:
+    monkeypatch.setattr(learning, "LEAST_SHAPES", 1)
+    rows = [measured(2**i, 512, {"wide/a": 0.5 if i in (6, 9) else 2.0}) for i in range(4, 14)]
+    found = score(report(raw_of(rows)))
+    assert not found.heldout and found.refused and found.tree["use"][0] == VENDOR
+
+
 def test_a_section_that_always_chooses_the_vendor_has_exactly_one_and_is_not_refused() -> None:
     rows = [measured(m, n, {"slow/a": 0.6}) for m, n in grid()]
     held = [measured(m, n, {"slow/a": 0.6}, heldout=True) for m, n in between(10)]

@@ -49,7 +49,7 @@ def _parser() -> argparse.ArgumentParser:
         description="Measure this GPU and write its dispatch tables. With neither OP nor STAGE: all ops, all stages, "
         "and tables that pass are installed into the user's cache.",
         epilog=f"ops: {', '.join(OPS)}; stages: {', '.join(STAGES)}. Exit code: 0 done; 1 a table misses a bar on "
-        "held-out shapes (it is written, and gives the sections refused to torch); 2 wrong usage or environment; "
+        "held-out shapes (it is written, and gives what is refused to torch); 2 wrong usage or environment; "
         "130 interrupted.",
     )
     parser.add_argument("what", nargs="*", metavar="OP|STAGE", help="ops (or all) and stages, in any order")

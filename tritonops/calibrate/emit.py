@@ -35,8 +35,7 @@ def _section(section: LearnedSection, score: Score | None) -> dict[str, Any]:
     evidence = dict(section.evidence)
     if score is not None:
         evidence["heldout"] = score.evidence()
-        if score.refused:
-            tree = section.vendors
+        tree = score.tree
     return {"when": dict(section.when), "hull": dict(section.hull), "tree": tree, "evidence": evidence}
 
 

@@ -45,7 +45,7 @@ class LearnedSection:
         tree: as in the table's JSON.
         evidence: number of shapes, traits of the cases; `verify` adds the held-out score.
         crossvalidated: for each training case's key, the variant that a tree learned without its shape chooses.
-        vendors: the leaf that stands for the whole tree where the section is refused.
+        vendors: the leaf that takes the place of one that `verify` refuses.
     """
 
     when: Mapping[str, Any]

@@ -68,7 +68,7 @@ class Served:
 
 
 def served(raw: Raw, learned: Learned, report: Report, spec: OpSpec, mode: str) -> list[Served]:
-    """Every measured case with the choice of the table that `emit` makes, sections refused included."""
+    """Every measured case with the choice of the table that `emit` makes, leaves refused included."""
     made = emit(raw, learned, report, f"{raw.op}.jsonl.gz", "0" * 64)
     loaded = Loaded(table.parse(made, "(learned)", op=raw.op, features={*spec.dims, *spec.feature_names}))
     device, out = device_of(raw), []

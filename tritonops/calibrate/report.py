@@ -111,7 +111,7 @@ def _op(raw: Raw, learned: Learned, report: Report, drawn: Mapping[str, tuple[st
     out = [
         f'<h2 id="{escape(raw.op)}">{escape(raw.op)}</h2>',
         f"<p>{len(raw.measured)} cases, {held} of them held out; the table {verdict}. Pictures show the table as it is "
-        "written, where a refused section is torch's; the rows below score the trees as they were learned.</p>",
+        "written, where a refused leaf is torch's; the rows below score the trees as they were learned.</p>",
         _modes(report),
     ]
     for what, data in drawn.values():
@@ -165,7 +165,7 @@ def _sections(learned: Learned, report: Report) -> str:
             f"{interval[0]:g}-{interval[1]:g}" if interval else "",
             found.get("geomean_oracle"),
             found.get("noise"),
-            VENDOR if score.refused else ", ".join(sorted(_first(section.tree))),
+            ", ".join(sorted(_first(score.tree))),
             _remark(score),
         ))  # fmt: skip
     return _table(head, rows)

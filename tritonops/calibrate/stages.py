@@ -340,7 +340,7 @@ class Run:
         self.result(f"{name}: wrote {paths.table} and {paths.packed}")
         if not report.passed:
             self.below = True
-            self.result(f"{name}: a bar was missed on held-out shapes; the sections refused give every call to torch")
+            self.result(f"{name}: a bar was missed on held-out shapes; what is refused is torch's in the table")
 
     def install(self, work: Work) -> None:
         """Into the user's cache, where `settings.install` says so."""

@@ -1,13 +1,13 @@
 """Scoring learned trees on shapes that were held out: against the vendor and against the best that was measured.
 
-A choice is made as at run time, by the table's own code. A section that loses to the vendor on held-out shapes is
-refused: the table gives it to the vendor.
+A choice is made as at run time, by the table's own code. A leaf that makes its section lose to the vendor on held-out
+shapes is refused: the table gives what reaches it to the vendor.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 from typing import Any
@@ -17,7 +17,7 @@ from ..dispatch.select import ranked_by_table
 from ..dispatch.store import Loaded
 from ..dispatch.variant import VENDOR, OpSpec
 from . import emit
-from .learn import Learned, noise_of
+from .learn import Learned, LearnedSection, noise_of
 from .raw import Raw, digits
 from .samples import Gain, Sample, device_of, samples
 
@@ -41,17 +41,28 @@ class Score:
     """One section's result; the sections of a report are in the order of the table's.
 
     Attributes:
+        tree: what is served, as in the table's JSON: the learned tree with the vendor in the leaves refused.
         heldout: False where no shape was held out and cross-validation on the training shapes stands in.
-        refused: why the section is given to the vendor, or "".
+        refused: why leaves, or the whole section, are given to the vendor, or "".
+        lost: the keys of the rows that thereby are the vendor's.
         own: the user's own shapes, on which the tree was learned.
     """
 
     when: Mapping[str, Any]
     rows: tuple[Scored, ...]
     noise: float
+    tree: Mapping[str, Any]
     heldout: bool = True
     refused: str = ""
+    lost: frozenset[str] = frozenset()
     own: tuple[Scored, ...] = ()
+
+    @property
+    def served(self) -> tuple[Scored, ...]:
+        """The rows as the table serves them."""
+        return tuple(
+            _score(row.sample, VENDOR) if row.sample.measured.case.key in self.lost else row for row in self.rows
+        )
 
     @property
     def shapes(self) -> int:
@@ -79,6 +90,12 @@ class Score:
             out["method"] = "cross-validated by shape"
         if self.refused:
             out["refused"] = self.refused
+            left = self.served
+            out["served"] = {
+                "geomean_oracle": digits(geomean([r.of_oracle for r in left])),
+                "geomean_vendor": digits(geomean([r.gain.value for r in left])),
+                "worst_vendor": digits(min(r.gain.value for r in left)),
+            }
         return out
 
 
@@ -90,7 +107,7 @@ class Report:
 
     @property
     def passed(self) -> bool:
-        """No section is refused, and over all held-out shapes each mode reaches the bars."""
+        """Nothing is refused, and over all held-out shapes each mode reaches the bars."""
         return not any(s.refused for s in self.scores) and all(self._bars(mode) for mode in self._modes())
 
     def _modes(self) -> list[str]:
@@ -100,9 +117,8 @@ class Report:
         return [row for s in self.scores if s.when["mode"] == mode for row in s.rows]
 
     def as_served(self, mode: str) -> list[Scored]:
-        """The rows once the sections that are refused are torch's."""
-        given = [(s, row) for s in self.scores if s.when["mode"] == mode for row in s.rows]
-        return [_score(row.sample, VENDOR) if s.refused else row for s, row in given]
+        """The rows once the leaves that are refused are torch's."""
+        return [row for s in self.scores if s.when["mode"] == mode for row in s.served]
 
     def _bars(self, mode: str) -> bool:
         rows = self.rows_of(mode)
@@ -132,7 +148,7 @@ class Report:
                 + (f"  REFUSED: {s.refused}" if s.refused else "")
             )
         for mode in sorted({s.when["mode"] for s in self.scores if s.own}, reverse=True):
-            yours = [row for s in self.scores if s.when["mode"] == mode and not s.refused for row in s.own]
+            yours = [row for s in self.scores if s.when["mode"] == mode for row in s.own]
             if yours:
                 out.append(
                     f"  yours, {mode}: {len(yours)} cases, {geomean([r.gain.value for r in yours]):.3f} x torch's "
@@ -148,12 +164,13 @@ class Report:
             )
             if any(s.refused for s in self.scores if s.when["mode"] == mode):
                 left = self.as_served(mode)
+                gains, of_best = [r.gain.value for r in left], geomean([r.of_oracle for r in left])
                 out.append(
-                    f"  all, {mode}, refused sections torch's: {geomean([r.gain.value for r in left]):.3f}, "
-                    f"{min(r.gain.value for r in left):.3f}, {geomean([r.of_oracle for r in left]):.3f}"
+                    f"  all, {mode}, as served, what is refused being torch's: {geomean(gains):.3f}, {min(gains):.3f}, "
+                    f"{of_best:.3f}"
                 )
             for row in sorted(rows, key=lambda r: (r.gain.value, r.sample.measured.case.key))[:3]:
-                problem = row.sample.measured.case.problem.describe()
+                problem = replace(row.sample.measured.case.problem, mode=mode).describe()
                 out.append(
                     f"    {row.gain.value:.3f} ({row.gain.low:.3f}-{row.gain.high:.3f}) {row.choice} on {problem}"
                     + (f" {row.sample.measured.case.ids}" if row.sample.measured.case.ids else "")
@@ -228,10 +245,7 @@ def _row(
 
 def verify(raw: Raw, learned: Learned, spec: OpSpec) -> Report:
     """The score of every section on its held-out shapes, or by cross-validation where it has none."""
-    loaded = Loaded(table.parse(
-        emit.provisional(raw, learned, spec), "(learned)", op=spec.name,
-        features={*spec.dims, *spec.feature_names},
-    ))  # fmt: skip
+    device = device_of(raw)
     by: dict[tuple[Any, ...], list[Sample]] = {}
     training: dict[tuple[Any, ...], list[Sample]] = {}
     for mode in sorted({s.when["mode"] for s in learned.sections}):
@@ -239,31 +253,106 @@ def verify(raw: Raw, learned: Learned, spec: OpSpec) -> Report:
             for sample in samples(raw, spec, mode, heldout=heldout):
                 p = sample.measured.case.problem
                 into.setdefault((p.table_dtype, p.layout, p.aligned, mode), []).append(sample)
-    device = device_of(raw)
+
+    def choices(made: bytes) -> Callable[[Sample, str], Scored]:
+        loaded = Loaded(table.parse(made, "(learned)", op=spec.name, features={*spec.dims, *spec.feature_names}))
+
+        def served(sample: Sample, mode: str) -> Scored:
+            problem = replace(sample.measured.case.problem, mode=mode)
+            ids = ranked_by_table(spec, problem, device, loaded).ids
+            return _score(sample, next(vid for vid in ids if vid in sample.gains))
+
+        return served
+
+    as_learned = choices(emit.provisional(raw, learned, spec))
     scores = []
     for section in learned.sections:
         when = section.when
         key = (when["dtype"], when["layout"], when["aligned"], when["mode"])
         held = by.get(key, [])
-
-        def served(sample: Sample, mode: str = when["mode"]) -> Scored:
-            problem = replace(sample.measured.case.problem, mode=mode)
-            ids = ranked_by_table(spec, problem, device, loaded).ids
-            return _score(sample, next(vid for vid in ids if vid in sample.gains))
-
-        own = tuple(served(s) for s in training.get(key, []) if s.measured.case.own)
         if held:
-            rows = [served(sample) for sample in held]
+            rows = [as_learned(sample, when["mode"]) for sample in held]
         else:
             rows = [
                 _score(sample, vid if vid in sample.gains else VENDOR)
                 for sample in training.get(key, [])
                 if (vid := section.crossvalidated.get(sample.measured.case.key)) is not None
             ]
-        scores.append(
-            Score(when, tuple(rows), noise_of([r.sample for r in rows], when["mode"]), bool(held), _refusal(rows), own)
-        )
+        tree, refused, lost = _refused(section, rows, bool(held))
+        noise = noise_of([r.sample for r in rows], when["mode"])
+        scores.append(Score(when, tuple(rows), noise, tree, bool(held), refused, lost))
+    as_served = choices(emit.provisional(raw, served_by(learned, scores), spec))
+    for i, score in enumerate(scores):
+        when = score.when
+        mine = training.get((when["dtype"], when["layout"], when["aligned"], when["mode"]), [])
+        own = tuple(as_served(s, when["mode"]) for s in mine if s.measured.case.own)
+        scores[i] = replace(score, own=own)
     return Report(raw.op, tuple(scores), raw.header)
+
+
+def served_by(learned: Learned, scores: Sequence[Score]) -> Learned:
+    """What was learned with the trees that are served."""
+    pairs = zip(learned.sections, scores, strict=True)
+    return replace(learned, sections=tuple(replace(section, tree=score.tree) for section, score in pairs))
+
+
+def _refused(
+    section: LearnedSection, rows: Sequence[Scored], heldout: bool
+) -> tuple[Mapping[str, Any], str, frozenset[str]]:
+    """(the tree to serve, why it is not the learned one, the rows that lose their choice).
+
+    Of a section that loses to the vendor in the geomean, the leaves that lose are refused; of one with a sure loss, the
+    leaf of that row. Cross-validated rows were chosen by other trees, so they refuse the whole section.
+    """
+    ours = [row for row in rows if row.choice != VENDOR]
+    if not ours:
+        return section.tree, "", frozenset()
+    by_leaf: dict[tuple[str, ...], list[Scored]] = {}
+    for row in ours:
+        by_leaf.setdefault(_way(section.tree, row.sample.features) if heldout else (), []).append(row)
+    loses = geomean([row.gain.value for row in rows]) < GEOMEAN_VENDOR - 1e-9
+    why = {
+        way: _reason(found, loses, section.when["mode"])
+        for way, found in by_leaf.items()
+        if min(row.gain.high for row in found) < WORST_VENDOR
+        or (loses and geomean([row.gain.value for row in found]) < GEOMEAN_VENDOR - 1e-9)
+    }
+    tree = section.tree
+    for way in why:
+        tree = _without(tree, way, section.vendors)
+    lost = {row.sample.measured.case.key for way in why for row in by_leaf[way]}
+    return tree, "; ".join(why[way] for way in sorted(why)), frozenset(lost)
+
+
+def _reason(rows: Sequence[Scored], loses: bool, mode: str) -> str:
+    mean, worst = geomean([r.gain.value for r in rows]), min(rows, key=lambda r: r.gain.high)
+    if loses and mean < GEOMEAN_VENDOR:
+        return f"geomean {mean:.3f} of torch's speed on held-out shapes"
+    problem = replace(worst.sample.measured.case.problem, mode=mode)
+    return f"{worst.gain.value:.3f} of torch's speed on {problem.describe()}"
+
+
+def _way(tree: Mapping[str, Any], features: Mapping[str, int]) -> tuple[str, ...]:
+    """From the root to the leaf that the features reach."""
+    way: list[str] = []
+    while "use" not in tree:
+        way.append("yes" if features[tree["f"]] <= tree["le"] else "no")
+        tree = tree[way[-1]]
+    return tuple(way)
+
+
+def _without(tree: Mapping[str, Any], way: Sequence[str], vendors: Mapping[str, Any]) -> Mapping[str, Any]:
+    """The tree with the vendor at the end of the way."""
+    if not way:
+        return {**vendors, "n": _count(tree)}
+    sides = {side: _without(tree[side], way[1:], vendors) if side == way[0] else tree[side] for side in ("yes", "no")}
+    if all(side.get("use") == vendors["use"] for side in sides.values()):
+        return {**vendors, "n": _count(tree)}
+    return {**tree, **sides}
+
+
+def _count(tree: Mapping[str, Any]) -> int:
+    return int(tree["n"]) if "use" in tree else _count(tree["yes"]) + _count(tree["no"])
 
 
 def _score(sample: Sample, choice: str) -> Scored:
@@ -276,14 +365,3 @@ def _score(sample: Sample, choice: str) -> Scored:
         return median(gain.rounds[0::2]) if gain.rounds else gain.value
 
     return Scored(sample, choice, sample.gains[choice], oracle, even(choice) / even(oracle))
-
-
-def _refusal(rows: Sequence[Scored]) -> str:
-    if not rows:
-        return ""
-    mean, worst = geomean([r.gain.value for r in rows]), min(rows, key=lambda r: r.gain.high)
-    if mean < GEOMEAN_VENDOR - 1e-9:
-        return f"geomean {mean:.3f} of torch's speed on held-out shapes"
-    if worst.gain.high < WORST_VENDOR:
-        return f"{worst.gain.value:.3f} of torch's speed on {worst.sample.measured.case.problem.describe()}"
-    return ""
