@@ -142,7 +142,7 @@ def _probe(
             own = [c.provider.arguments(entry.case, args) for args in sets]
             with c.provider.around(entry.case):
                 timer = machine.timer(other, c.call, own, calls)
-                found[c.name] = timer()
+                found[c.name] = timer() * c.provider.charge
         except Exception as error:
             caught(c, entry, machine, "raised", error)
     return found

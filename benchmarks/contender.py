@@ -48,7 +48,7 @@ class Contender:
 
         def timed() -> float:
             with self.provider.around(entry.case):
-                return timer()
+                return timer() * self.provider.charge
 
         return timed
 

@@ -17,7 +17,7 @@ import torch
 from tritonops.calibrate.progress import Progress
 from tritonops.device import DeviceInfo, device_info
 
-from . import entries, table
+from . import entries, page, table
 from .contender import BASE, ContextLost
 from .entries import DTYPES, Entry, SuiteError
 from .machine import MODES, CudaMachine, environment, roofs_of
@@ -75,7 +75,11 @@ def _parser() -> argparse.ArgumentParser:
     )
     tutorial.add_argument("--K_step", type=_number(int), metavar="S", help="in steps of S (default 512)")
     how = parser.add_argument_group("how")
-    how.add_argument("--providers", help=f"{', '.join(NAMES)}, ours:VARIANT, ours:FAMILY; NAME#2 is NAME once more")
+    how.add_argument(
+        "--providers",
+        help=f"{', '.join(NAMES)}, ours:VARIANT, ours:FAMILY; NAME#2 is NAME once "
+        "more, slowed:NAME is charged 5 %% more time than it takes",
+    )
     how.add_argument("--mode", choices=MODES, help="graph: device time; eager: as called; host: until a call returns")
     how.add_argument("--budget", type=_number(float, 0), metavar="SECONDS", help="no shape is begun after it")
     how.add_argument("--device", type=_number(int, 0), metavar="INDEX", help="CUDA index (default: the current one)")
@@ -85,6 +89,7 @@ def _parser() -> argparse.ArgumentParser:
     )
     output.add_argument("--out", type=Path, metavar="FILE.json", help="results, on file after each shape")
     output.add_argument("--csv", type=Path, metavar="FILE", help="the same rows as CSV")
+    output.add_argument("--plot", type=Path, metavar="DIR", help="pictures and one HTML page that holds them")
     output.add_argument("--resume", action="store_true", help="go on with the --out that is there")
     return parser
 
@@ -206,6 +211,10 @@ def main(arguments: Sequence[str] | None = None, stdout: TextIO | None = None) -
     providers = _providers(parser, o, chosen[0].suite == "overhead")
     if o.resume and o.out is None:
         parser.error("--resume needs --out")
+    if o.plot is not None and (why := page.missing()):
+        parser.error(f"--plot: {why}")
+    if o.plot is not None and o.plot.exists() and not o.plot.is_dir():
+        parser.error(f"--plot: {o.plot} is not a directory")
     if o.out is not None and o.out.exists() and not o.resume:
         parser.error(f"--out: {o.out} is there already; --resume goes on with it")
     progress = Progress()
@@ -250,12 +259,15 @@ def main(arguments: Sequence[str] | None = None, stdout: TextIO | None = None) -
     with contextlib.suppress(BrokenPipeError):
         if results is not None and results.rows:
             _show(stdout or sys.stdout, results, metrics, {p.name for p in here})
-    if results is not None and o.csv is not None:
-        try:
+    try:
+        if results is not None and o.csv is not None:
             o.csv.parent.mkdir(parents=True, exist_ok=True)
             o.csv.write_text(to_csv(results.rows), encoding="utf-8")
-        except OSError as error:
-            code, message = 2, f"{o.csv}: {error.strerror or error}"
+        if results is not None and o.plot is not None and results.rows:
+            paths = page.write(o.plot, results.rows, results.environment, command, metrics if o.metrics else ())
+            progress.say(f"{len(paths) - 1} pictures and {paths[-1]}")
+    except OSError as error:
+        code, message = 2, f"{error.filename or o.plot or o.csv}: {error.strerror or error}"
     if message:
         progress.say(f"benchmarks.run: {message}")
     return code

@@ -32,6 +32,7 @@ class Provider:
         ops: names of the ops' records that it has, backwards included; None: all.
         named: where not None, it runs only on these, as `shape_key` writes them, and on the user's own shapes.
         most: on at most so many of the user's own shapes of an op and pass.
+        charge: what every time of it is multiplied by; 1 unless a slowdown is planted.
     """
 
     name = ""
@@ -40,6 +41,7 @@ class Provider:
     ops: frozenset[str] | None = None
     named: frozenset[str] | None = None
     most: int | None = None
+    charge: float = 1.0
 
     def available(self) -> str | None:
         """Why it cannot run here, or None."""
